@@ -1,0 +1,152 @@
+#pragma once
+// Open a backend, plan a problem, prepare the weights, run.
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moe4/moe.hpp"
+
+namespace moe4 {
+
+/// How many bits weights and activations have where they enter the two GEMMs.
+enum class Precision : std::uint8_t { w4a16, w4a4 };
+
+/// Where the global scale of w4a4's activations comes from.
+enum class ActivationScale : std::uint8_t {
+    layer_max,   // the largest calibrated scale of all experts of the layer, one for gate+up and one for down
+    per_expert,  // the expert's own calibrated scale
+    dynamic,     // largest finite magnitude of the batch / 2688: a row then depends on its batch
+    dynamic_token,  // largest finite magnitude of the row / 2688
+};
+
+/// Which form of the weights the kernels read.
+enum class WeightLayout : std::uint8_t {
+    automatic,  // packed where a kernel has a layout of its own
+    packed,     // rearranged once by prepare(), same size
+    in_place,   // the checkpoint's bytes, borrowed: MoeWeights::owner must outlive the layer
+};
+
+/// The experts this process holds: [first, first + count). Ids outside contribute exactly 0.
+struct ExpertRange {
+    int first = 0;
+    int count = -1;  // -1 = all that follow
+};
+
+struct Problem {
+    MoeConfig config;
+    Precision precision = Precision::w4a16;
+    ActivationScale activation_scale = ActivationScale::layer_max;  // w4a4 only
+    std::int64_t max_tokens = 1;
+    int top_k = 0;  // slots per token given to run(); 0 = config.router.top_k
+    ExpertRange experts = {};
+    WeightLayout layout = WeightLayout::automatic;
+};
+
+/// Yes, or no and why.
+struct Support {
+    std::string reason;  // empty = supported
+    explicit operator bool() const { return reason.empty(); }
+};
+
+/// What will run, what it needs, and why the other kernels were passed over.
+struct Plan {
+    struct Choice {
+        std::int64_t up_to_tokens_per_expert = 0;  // this kernel serves experts with that many rows or fewer
+        std::string_view kernel;
+    };
+    struct Rejection {
+        std::string_view kernel;
+        std::string reason;
+    };
+    Problem problem;
+    std::string_view backend;
+    WeightLayout layout = WeightLayout::in_place;  // the one chosen, never automatic
+    std::vector<Choice> choices;                   // ascending; the last one serves all larger counts
+    std::vector<Rejection> rejections;             // best first
+    std::size_t workspace_bytes = 0;
+    std::size_t weight_bytes = 0;  // owned by the prepared layer; 0 when it reads the checkpoint in place
+    std::string explain() const;   // a few lines for people
+};
+
+/// Scratch memory, owned by the caller, aligned to 64 bytes; any layer whose plan needs no more may reuse it.
+/// Two runs at the same time need two.
+struct Workspace {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+};
+
+struct Routing {
+    TensorView top_k_ids;      // [num_tokens, top_k] i32; -1 or an id outside the held range adds exactly 0
+    TensorView top_k_weights;  // [num_tokens, top_k] f32
+};
+
+/// A cudaStream_t; unused on the CPU.
+struct Stream {
+    void* handle = nullptr;
+};
+
+/// A layer whose weights lie as its kernels read them. Immutable: run() may be called from many threads.
+class Layer {
+public:
+    virtual ~Layer() = default;
+    virtual const Plan& plan() const = 0;
+
+    /// hidden [num_tokens, hidden_size] bf16 -> top_k_ids [num_tokens, router.top_k] i32, top_k_weights f32.
+    /// Throws invalid_argument for shapes, unsupported when the weights came without a router.
+    virtual void route(TensorView hidden, MutableTensorView top_k_ids, MutableTensorView top_k_weights,
+                       Stream = {}) const = 0;
+
+    /// hidden [num_tokens, hidden_size] bf16 -> output [num_tokens, hidden_size] bf16 or f32 (the sum before
+    /// the last rounding); num_tokens may be 0 to max_tokens. Allocates nothing; throws invalid_argument
+    /// only.
+    virtual void run(TensorView hidden, const Routing&, MutableTensorView output, Workspace,
+                     Stream = {}) const = 0;
+};
+
+/// One kind of device.
+class Backend {
+public:
+    virtual ~Backend() = default;
+    virtual std::string_view name() const = 0;    // "cpu", "cuda"
+    virtual std::string description() const = 0;  // "AMD EPYC, avx512_vnni, 16 threads"
+    /// Throws unsupported with every kernel's reason when none can run the problem.
+    virtual Plan plan(const Problem&) const = 0;
+    /// Throws broken_file naming the tensor for weights that cannot mean anything (a NaN or negative block
+    /// scale, a global scale that is not positive and finite), in any expert; for w4a4 with layer_max or
+    /// per_expert, unsupported for a missing input scale and broken_file for an impossible one.
+    virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
+};
+
+/// Runs body(context, i) for every i in [0, count), in any order, on any threads, and returns when all are
+/// done.
+using ParallelFor = std::function<void(int count, void (*body)(void* context, int index), void* context)>;
+
+struct BackendOptions {
+    int threads = 0;           // cpu: 0 = as many as this process may use
+    ParallelFor parallel_for;  // cpu: run on the caller's threads instead of a pool of our own
+    int device = 0;            // cuda: which GPU
+    std::string kernel;        // this kernel or an error; empty = the best that supports the problem
+};
+
+/// A kernel that exists in this build.
+struct KernelInfo {
+    std::string_view name;
+    Precision precision;
+    Support available;  // on this machine
+};
+
+struct BackendInfo {
+    std::string_view name;
+    std::string description;
+    Support available;  // here and now, or why not
+    std::vector<KernelInfo> kernels;
+};
+
+std::vector<BackendInfo> backends();  // all of them, best first, built in or not
+/// "auto" = the best that is available. Throws unsupported (not built, unknown kernel or ISA) or machine (no
+/// device).
+std::unique_ptr<Backend> open_backend(std::string_view name = "auto", BackendOptions = {});
+
+}  // namespace moe4

@@ -1,0 +1,48 @@
+#pragma once
+// The specification as code: what a layer computes, in plain loops. Every kernel and backend is judged by it.
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "moe4/backend.hpp"
+
+namespace moe4::moe {
+
+/// In which order a w4a16 kernel sums over k. w4a4 has one order: blocks ascending, one fused multiply-add
+/// each.
+enum class SumOrder {
+    plain,        // k ascending, one FMA each
+    amx_pairs,    // per 32 k two FMA chains from zero, first and second of each pair, their sum added
+    dpbf16_pairs  // per pair the second product, then the first
+};
+
+/// What to compute; the layer's shapes and scales come from the weights.
+struct ReferenceProblem {
+    Precision precision = Precision::w4a16;
+    ActivationScale activation_scale = ActivationScale::layer_max;
+    ExpertRange experts = {};
+    SumOrder order = SumOrder::plain;
+};
+
+/// hidden [num_tokens, hidden_size] bf16 bits; ids and weights [num_tokens, top_k].
+struct ReferenceInput {
+    std::span<const std::uint16_t> hidden;
+    std::span<const std::int32_t> top_k_ids;
+    std::span<const float> top_k_weights;
+    std::int64_t num_tokens = 0;
+    int top_k = 0;
+};
+
+/// The fp32 contract, operation by operation: the f32 output, before the last rounding, [num_tokens,
+/// hidden_size]. Throws as Backend::prepare does for scales that are missing or impossible.
+std::vector<float> reference_layer(const MoeWeights&, const ReferenceProblem&, const ReferenceInput&);
+
+/// The same with sums, activation and combine in double, keeping the contract's rounding points (the
+/// quantiser's fp32 arithmetic, h to bf16). Experts in parallel through `parallel_for` when it is given;
+/// progress(done, total) counts experts and is called from one thread at a time.
+std::vector<double> oracle_layer(const MoeWeights&, const ReferenceProblem&, const ReferenceInput&,
+                                 const ParallelFor& parallel_for = {},
+                                 const std::function<void(int, int)>& progress = {});
+
+}  // namespace moe4::moe
