@@ -1,0 +1,10 @@
+# The installed and the embedded library, each used by a project of a few lines.
+add_test(NAME install.find_package COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${PROJECT_BINARY_DIR}
+  -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DWORK_DIR=${CMAKE_CURRENT_BINARY_DIR}/install
+  -DCOMPILER=${CMAKE_CXX_COMPILER} -DFLAGS=${CMAKE_CXX_FLAGS} -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+add_test(NAME install.add_subdirectory COMMAND ${CMAKE_CTEST_COMMAND} --build-and-test
+  ${CMAKE_CURRENT_LIST_DIR}/add_subdirectory ${CMAKE_CURRENT_BINARY_DIR}/add_subdirectory
+  --build-generator ${CMAKE_GENERATOR} --build-noclean --build-options -DMOE4_SOURCE_DIR=${PROJECT_SOURCE_DIR}
+  -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -DMOE4_CUDA=OFF
+  --test-command run_one_layer ${PROJECT_SOURCE_DIR}/samples/tiny-modelopt)
+set_tests_properties(install.find_package install.add_subdirectory PROPERTIES LABELS install TIMEOUT 900)
