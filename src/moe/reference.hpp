@@ -9,20 +9,11 @@
 
 namespace moe4::moe {
 
-/// In which order a w4a16 kernel sums over k. w4a4 has one order: blocks ascending, one fused multiply-add
-/// each.
-enum class SumOrder {
-    plain,        // k ascending, one FMA each
-    amx_pairs,    // per 32 k two FMA chains from zero, first and second of each pair, their sum added
-    dpbf16_pairs  // per pair the second product, then the first
-};
-
 /// What to compute; the layer's shapes and scales come from the weights.
 struct ReferenceProblem {
     Precision precision = Precision::w4a16;
     ActivationScale activation_scale = ActivationScale::layer_max;
     ExpertRange experts = {};
-    SumOrder order = SumOrder::plain;
 };
 
 /// hidden [num_tokens, hidden_size] bf16 bits; ids and weights [num_tokens, top_k].
@@ -40,7 +31,7 @@ std::vector<float> reference_layer(const MoeWeights&, const ReferenceProblem&, c
 
 /// The same with sums, activation and combine in double, keeping the contract's rounding points (the
 /// quantiser's fp32 arithmetic, h to bf16). Experts in parallel through `parallel_for` when it is given;
-/// progress(done, total) counts experts and is called from one thread at a time.
+/// progress(done, total) counts experts, twice over, and is called from one thread at a time.
 std::vector<double> oracle_layer(const MoeWeights&, const ReferenceProblem&, const ReferenceInput&,
                                  const ParallelFor& parallel_for = {},
                                  const std::function<void(int, int)>& progress = {});
