@@ -105,6 +105,13 @@ public:
                      Stream = {}) const = 0;
 };
 
+/// A rate of this machine with the threads of its backend, measured when asked for.
+struct MachineLimit {
+    std::string_view name;  // "dram_read", "vpdpbusd", "avx512_fma", "amx_bf16_k32", ...
+    double value =
+        0.0;  // GB/s (10^9 bytes) of memory, GOP/s (10^9 operations, a multiply-add is two) of others
+};
+
 /// One kind of device.
 class Backend {
 public:
@@ -117,6 +124,8 @@ public:
     /// scale, a global scale that is not positive and finite), in any expert; for w4a4 with layer_max or
     /// per_expert, unsupported for a missing input scale and broken_file for an impossible one.
     virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
+    /// Takes a second or two and, on the CPU, 1 GB of memory for the time. Memory first.
+    virtual std::vector<MachineLimit> measure_limits() const { return {}; }
 };
 
 /// Runs body(context, i) for every i in [0, count), in any order, on any threads, and returns when all are
