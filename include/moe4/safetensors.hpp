@@ -33,12 +33,37 @@ private:
     std::shared_ptr<const State> state_;
 };
 
+struct TensorSpec {
+    std::string name;
+    DType dtype = DType::f32;
+    Shape shape;
+};
+
+/// Writes a file tensor by tensor, so that memory holds one at a time: announce them, append their bytes in
+/// the same order, finish. Until then the bytes lie in `<path>.partial-<pid>`, which the destructor removes.
+/// Throws machine.
+class SafetensorsWriter {
+public:
+    SafetensorsWriter(const std::filesystem::path&, std::span<const TensorSpec>);
+    ~SafetensorsWriter();
+    SafetensorsWriter(const SafetensorsWriter&) = delete;
+    SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+    void append(const void* data, std::size_t bytes);  // in pieces of any size
+    void finish();                                     // the file now exists under its name
+
+private:
+    void discard() noexcept;
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
 struct NamedTensor {
     std::string name;
     TensorView tensor;  // in host memory
 };
 
-/// Writes beside the path and renames, so that a failure leaves no half file. Throws machine.
+/// All at once; a failure leaves no half file. Throws machine.
 void write_safetensors(const std::filesystem::path&, std::span<const NamedTensor>);
 
 }  // namespace moe4

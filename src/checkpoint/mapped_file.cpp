@@ -1,0 +1,52 @@
+#include "checkpoint/mapped_file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "moe4/error.hpp"
+
+namespace moe4::checkpoint {
+
+namespace {
+
+struct FileDescriptor {
+    int value;
+    ~FileDescriptor() {
+        if (value >= 0) ::close(value);
+    }
+};
+
+[[noreturn]] void fail(ErrorKind kind, const std::filesystem::path& path, const char* what) {
+    throw Error(kind, path.string() + ": " + what);
+}
+
+}  // namespace
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
+    const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (file.value < 0) {
+        const bool is_absent = errno == ENOENT || errno == ENOTDIR;
+        fail(is_absent ? ErrorKind::invalid_argument : ErrorKind::machine, path, std::strerror(errno));
+    }
+    struct stat status{};
+    if (::fstat(file.value, &status) != 0) fail(ErrorKind::machine, path, std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail(ErrorKind::invalid_argument, path, "not a regular file");
+    const auto size = static_cast<std::size_t>(status.st_size);
+    const void* data = nullptr;
+    if (size > 0) {  // mmap refuses a length of 0
+        data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value, 0);
+        if (data == MAP_FAILED) fail(ErrorKind::machine, path, std::strerror(errno));
+    }
+    return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<const std::byte*>(data), size));
+}
+
+MappedFile::~MappedFile() {
+    if (size_ > 0) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+}  // namespace moe4::checkpoint

@@ -1,0 +1,165 @@
+#include "moe4/safetensors.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/safetensors_header.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4 {
+
+struct SafetensorsFile::State {
+    std::shared_ptr<const checkpoint::MappedFile> file;
+    checkpoint::SafetensorsHeader header;
+    std::vector<Entry> entries;
+};
+
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+    auto state = std::make_shared<State>();
+    state->file = checkpoint::MappedFile::open(path);
+    const auto bytes = state->file->bytes();
+    state->header = checkpoint::parse_safetensors_header(
+        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());
+    state->entries.reserve(state->header.entries.size());
+    for (const auto& entry : state->header.entries) {
+        state->entries.push_back({entry.name, {bytes.data() + entry.begin, entry.dtype, entry.shape, {}}});
+    }
+    SafetensorsFile file;
+    file.state_ = std::move(state);
+    return file;
+}
+
+std::span<const SafetensorsFile::Entry> SafetensorsFile::entries() const { return state_->entries; }
+
+std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
+    const auto& entries = state_->entries;
+    const auto found =
+        std::lower_bound(entries.begin(), entries.end(), name,
+                         [](const Entry& entry, std::string_view n) { return entry.name < n; });
+    if (found == entries.end() || found->name != name) return std::nullopt;
+    return found->tensor;
+}
+
+std::shared_ptr<const void> SafetensorsFile::owner() const { return state_; }
+
+namespace {
+
+std::string json_string(std::string_view text) {
+    std::string out = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') out.push_back('\\');
+        if (static_cast<unsigned char>(c) < 0x20) {
+            char escaped[8];
+            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
+            out += escaped;
+        } else {
+            out.push_back(c);
+        }
+    }
+    return out + "\"";
+}
+
+std::string header_of(std::span<const TensorSpec> tensors) {
+    std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
+    std::size_t offset = 0;
+    for (const TensorSpec& tensor : tensors) {
+        const std::size_t end = offset + TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
+        std::string shape = tensor.shape.to_string();
+        std::erase(shape, ' ');
+        json += "," + json_string(tensor.name) + ":{\"dtype\":\"" + std::string(dtype_name(tensor.dtype)) +
+                "\",\"shape\":" + shape + ",\"data_offsets\":[" + std::to_string(offset) + "," +
+                std::to_string(end) + "]}";
+        offset = end;
+    }
+    json += "}";
+    json.resize((json.size() + 7) / 8 * 8, ' ');  // so that the data begin at a multiple of 8
+    return json;
+}
+
+}  // namespace
+
+struct SafetensorsWriter::State {
+    std::filesystem::path path;
+    std::filesystem::path partial;
+    std::FILE* file = nullptr;
+    std::size_t bytes_left = 0;  // of the tensors' data
+
+    [[noreturn]] void fail(const std::filesystem::path& where) const {
+        throw Error(ErrorKind::machine, where.string() + ": cannot be written: " + std::strerror(errno));
+    }
+    void write(const void* data, std::size_t bytes) const {
+        if (bytes > 0 && std::fwrite(data, 1, bytes, file) != bytes) fail(partial);
+    }
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorSpec> tensors)
+    : state_(std::make_unique<State>()) {
+    state_->path = path;
+    state_->partial = path.string() + ".partial-" + std::to_string(::getpid());
+    if (std::filesystem::is_directory(path)) {
+        throw Error(ErrorKind::machine, path.string() + ": cannot be written: it is a folder");
+    }
+    for (const TensorSpec& tensor : tensors) {
+        state_->bytes_left += TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
+    }
+    state_->file = std::fopen(state_->partial.c_str(), "wb");
+    if (state_->file == nullptr) state_->fail(path);
+    try {
+        const std::string header = header_of(tensors);
+        const std::uint64_t length = header.size();
+        state_->write(&length, sizeof length);
+        state_->write(header.data(), header.size());
+    } catch (...) {
+        discard();
+        throw;
+    }
+}
+
+SafetensorsWriter::~SafetensorsWriter() { discard(); }
+
+void SafetensorsWriter::discard() noexcept {
+    if (state_->file == nullptr) return;
+    std::fclose(state_->file);
+    state_->file = nullptr;
+    std::remove(state_->partial.c_str());
+}
+
+void SafetensorsWriter::append(const void* data, std::size_t bytes) {
+    if (bytes > state_->bytes_left) {
+        throw Error(ErrorKind::invalid_argument,
+                    state_->path.string() + ": more data than the tensors that were announced");
+    }
+    state_->write(data, bytes);
+    state_->bytes_left -= bytes;
+}
+
+void SafetensorsWriter::finish() {
+    if (state_->bytes_left > 0) {
+        throw Error(ErrorKind::invalid_argument,
+                    state_->path.string() + ": less data than the tensors that were announced");
+    }
+    std::FILE* file = std::exchange(state_->file, nullptr);
+    const bool is_closed = std::fclose(file) == 0;  // writes what is buffered
+    if (!is_closed || std::rename(state_->partial.c_str(), state_->path.c_str()) != 0) {
+        const int reason = errno;
+        std::remove(state_->partial.c_str());
+        errno = reason;
+        state_->fail(state_->path);
+    }
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors) {
+    std::vector<TensorSpec> specs;
+    for (const NamedTensor& t : tensors) specs.push_back({t.name, t.tensor.dtype, t.tensor.shape});
+    SafetensorsWriter writer(path, specs);
+    for (const NamedTensor& t : tensors) writer.append(t.tensor.data, t.tensor.num_bytes());
+    writer.finish();
+}
+
+}  // namespace moe4
