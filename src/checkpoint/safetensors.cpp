@@ -72,9 +72,15 @@ std::string header_of(std::span<const TensorSpec> tensors) {
         const std::size_t end = offset + TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
         std::string shape = tensor.shape.to_string();
         std::erase(shape, ' ');
-        json += "," + json_string(tensor.name) + ":{\"dtype\":\"" + std::string(dtype_name(tensor.dtype)) +
-                "\",\"shape\":" + shape + ",\"data_offsets\":[" + std::to_string(offset) + "," +
-                std::to_string(end) + "]}";
+        json.append(",")
+            .append(json_string(tensor.name))
+            .append(":{\"dtype\":\"")
+            .append(dtype_name(tensor.dtype));
+        json.append("\",\"shape\":")
+            .append(shape)
+            .append(",\"data_offsets\":[")
+            .append(std::to_string(offset));
+        json.append(",").append(std::to_string(end)).append("]}");
         offset = end;
     }
     json += "}";
