@@ -1,0 +1,204 @@
+// The CPU behind the interface of moe4/backend.hpp: planning, checking arguments, and what is left to
+// forward().
+#include <limits>
+#include <string>
+
+#include "backends/cpu/forward.hpp"
+#include "backends/cpu/kernel_list.hpp"
+#include "backends/cpu/prepared_layer.hpp"
+#include "backends/registry.hpp"
+#include "moe/routers.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4::cpu {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
+
+std::string describe(const TensorView& tensor) {
+    return std::string(dtype_name(tensor.dtype)) + " " + tensor.shape.to_string() +
+           (tensor.device.type == DeviceType::cpu ? "" : " on a GPU");
+}
+
+void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape) {
+    if (tensor.dtype != dtype || tensor.shape != shape || tensor.device.type != DeviceType::cpu) {
+        refuse(std::string(name) + " is " + describe(tensor) + ", expected " +
+               std::string(dtype_name(dtype)) + " " + shape.to_string() + " in host memory");
+    }
+    const auto element_bytes = static_cast<std::uintptr_t>(dtype_bits(dtype) / 8);
+    if (tensor.shape.num_elements() == 0) return;
+    if (tensor.data == nullptr || reinterpret_cast<std::uintptr_t>(tensor.data) % element_bytes != 0) {
+        refuse(std::string(name) + (tensor.data == nullptr ? " has no data" : " is misaligned") +
+               ", expected memory aligned to its elements of " + std::to_string(element_bytes) + " bytes");
+    }
+}
+
+/// Checks hidden; returns its number of tokens.
+std::int64_t check_hidden(const TensorView& hidden, std::int64_t hidden_size) {
+    const std::int64_t num_tokens = hidden.shape.rank == 2 ? hidden.shape[0] : 0;
+    check_tensor("hidden", hidden, DType::bf16, Shape{num_tokens, hidden_size});
+    return num_tokens;
+}
+
+class CpuLayer final : public Layer {
+public:
+    CpuLayer(Plan plan, PreparedLayer layer, const MoeWeights& weights)
+        : plan_(std::move(plan)),
+          layer_(std::move(layer)),
+          router_(weights.router),
+          router_bias_(weights.router_bias),
+          owner_(weights.owner) {}
+
+    const Plan& plan() const override { return plan_; }
+
+    void route(TensorView hidden, MutableTensorView top_k_ids, MutableTensorView top_k_weights,
+               Stream) const override {
+        if (router_.data == nullptr)
+            throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
+        const MoeConfig& config = layer_.problem.config;
+        const std::int64_t num_tokens = check_hidden(hidden, config.hidden_size);
+        const std::int64_t top_k = config.router.top_k;
+        check_tensor("top_k_ids", top_k_ids, DType::i32, {num_tokens, top_k});
+        check_tensor("top_k_weights", top_k_weights, DType::f32, {num_tokens, top_k});
+        layer_.workers->for_each(num_tokens, [&](int, std::int64_t t) {
+            moe::route_token(config, router_, router_bias_,
+                             static_cast<const std::uint16_t*>(hidden.data) + t * config.hidden_size,
+                             static_cast<std::int32_t*>(top_k_ids.data) + t * top_k,
+                             static_cast<float*>(top_k_weights.data) + t * top_k);
+        });
+    }
+
+    void run(TensorView hidden, const Routing& routing, MutableTensorView output, Workspace workspace,
+             Stream) const override {
+        const std::int64_t hidden_size = layer_.problem.config.hidden_size;
+        const std::int64_t num_tokens = check_hidden(hidden, hidden_size);
+        if (num_tokens > layer_.problem.max_tokens) {
+            refuse("hidden has " + std::to_string(num_tokens) + " tokens, expected at most the " +
+                   std::to_string(layer_.problem.max_tokens) + " that were planned");
+        }
+        check_tensor("top_k_ids", routing.top_k_ids, DType::i32, {num_tokens, layer_.top_k});
+        check_tensor("top_k_weights", routing.top_k_weights, DType::f32, {num_tokens, layer_.top_k});
+        const bool wants_f32 = output.dtype == DType::f32;
+        check_tensor("output", output, wants_f32 ? DType::f32 : DType::bf16, {num_tokens, hidden_size});
+        if (num_tokens == 0) return;
+        check_workspace(workspace);
+        forward(layer_, {.hidden = static_cast<const std::uint16_t*>(hidden.data),
+                         .top_k_ids = static_cast<const std::int32_t*>(routing.top_k_ids.data),
+                         .top_k_weights = static_cast<const float*>(routing.top_k_weights.data),
+                         .num_tokens = num_tokens,
+                         .output_f32 = wants_f32 ? static_cast<float*>(output.data) : nullptr,
+                         .output_bf16 = wants_f32 ? nullptr : static_cast<std::uint16_t*>(output.data),
+                         .workspace = static_cast<std::uint8_t*>(workspace.data)});
+    }
+
+private:
+    void check_workspace(const Workspace& workspace) const {
+        if (workspace.data == nullptr || workspace.bytes < layer_.layout.bytes) {
+            refuse("the workspace has " + std::to_string(workspace.data == nullptr ? 0 : workspace.bytes) +
+                   " bytes, expected " + std::to_string(layer_.layout.bytes));
+        }
+        if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0)
+            refuse("the workspace is misaligned, expected an address that is a multiple of 64");
+    }
+
+    Plan plan_;
+    PreparedLayer layer_;
+    TensorView router_;
+    std::optional<TensorView> router_bias_;
+    std::shared_ptr<const void> owner_;  // of the router, and of the weights where they are read in place
+};
+
+void check_problem(const Problem& problem) {
+    const MoeConfig& config = problem.config;
+    const auto check_size = [](const char* name, std::int64_t size) {
+        if (size <= 0 || size % kNvfp4BlockSize != 0 || size > std::numeric_limits<std::int32_t>::max()) {
+            refuse(std::string(name) + " is " + std::to_string(size) +
+                   ", expected a positive multiple of 16 below 2^31");
+        }
+    };
+    check_size("hidden_size", config.hidden_size);
+    check_size("intermediate_size", config.intermediate_size);
+    const std::int64_t top_k = slots_per_token(problem);
+    if (top_k <= 0) refuse("top_k is " + std::to_string(top_k) + ", expected 1 or more slots per token");
+    if (problem.max_tokens < 0 || problem.max_tokens > std::numeric_limits<std::int32_t>::max() / top_k) {
+        refuse("max_tokens is " + std::to_string(problem.max_tokens) + " with " + std::to_string(top_k) +
+               " slots each, expected 0 or more and fewer than 2^31 slots");
+    }
+}
+
+class CpuBackend final : public Backend {
+public:
+    explicit CpuBackend(const BackendOptions& options)
+        : allowed_(read_allowed(options)),
+          workers_(std::make_shared<Workers>(options.threads > 0 ? options.threads : usable_threads(),
+                                             options.parallel_for)) {}
+
+    std::string_view name() const override { return "cpu"; }
+
+    std::string description() const override {
+        return cpu_name() + ", " + isa_names(allowed_.machine & allowed_.ceiling) + ", " +
+               std::to_string(workers_->count()) + (workers_->count() == 1 ? " thread" : " threads");
+    }
+
+    Plan plan(const Problem& problem) const override {
+        check_problem(problem);
+        const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
+        const Selection selection = select(kernel_list(), problem, allowed_);
+        Plan plan;
+        plan.problem = problem;
+        plan.backend = name();
+        plan.rejections = selection.rejections;
+        const PackedLayout* layout = selection.kernels.front()->layout;
+        plan.layout = layout == nullptr ? WeightLayout::in_place : WeightLayout::packed;
+        std::int64_t up_to = std::numeric_limits<std::int64_t>::max();
+        for (const Kernel* kernel : selection.kernels) {
+            plan.choices.insert(plan.choices.begin(),
+                                {.up_to_tokens_per_expert = up_to, .kernel = kernel->name});
+            up_to = kernel->min_rows - 1;
+        }
+        plan.workspace_bytes = workspace_layout(problem, slots_per_token(problem), held.last - held.first,
+                                                selection.kernels, workers_->count())
+                                   .bytes;
+        plan.weight_bytes = packed_bytes(problem, layout);
+        return plan;
+    }
+
+    std::unique_ptr<Layer> prepare(Plan plan, const MoeWeights& weights) const override {
+        if (plan.backend != name())
+            refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cpu");
+        plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
+        std::vector<const Kernel*> kernels = select(kernel_list(), plan.problem, allowed_).kernels;
+        if (weights.router.data != nullptr)
+            moe::check_router(plan.problem.config, weights.router, weights.router_bias);
+        PreparedLayer layer = prepare_layer(plan.problem, std::move(kernels), weights, workers_);
+        return std::make_unique<CpuLayer>(std::move(plan), std::move(layer), weights);
+    }
+
+private:
+    Allowed allowed_;
+    std::shared_ptr<const Workers> workers_;
+};
+
+}  // namespace
+
+BackendInfo backend_info() {
+    BackendInfo info{.name = "cpu", .description = cpu_name(), .available = {}, .kernels = {}};
+    Allowed allowed;
+    try {
+        allowed = read_allowed({});
+        info.description += ", " + isa_names(allowed.machine & allowed.ceiling) + ", " +
+                            std::to_string(usable_threads()) + " threads";
+    } catch (const Error& error) {
+        info.available.reason = error.what();
+    }
+    for (const Kernel* kernel : kernel_list())
+        info.kernels.push_back({kernel->name, kernel->precision, availability(*kernel, allowed)});
+    return info;
+}
+
+std::unique_ptr<Backend> open_backend(const BackendOptions& options) {
+    return std::make_unique<CpuBackend>(options);
+}
+
+}  // namespace moe4::cpu

@@ -1,0 +1,116 @@
+#include "backends/cpu/kernel_list.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "moe4/error.hpp"
+
+namespace moe4::cpu {
+
+namespace scalar {
+extern const Kernel kW4a16, kW4a4;
+}
+
+namespace {
+
+constexpr const Kernel* kKernels[] = {
+    // best first; add yours here
+    &scalar::kW4a4,
+    &scalar::kW4a16,
+};
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+void check_known(const std::string& kernel, const std::string& asked_by) {
+    std::string known;
+    for (const Kernel* each : kKernels) {
+        if (each->name == kernel) return;
+        if (!known.empty()) known += ", ";
+        known += each->name;
+    }
+    throw Error(ErrorKind::unsupported,
+                asked_by + " \"" + kernel + "\", which no CPU kernel is called, expected one of " + known);
+}
+
+std::string layout_name(const Kernel& kernel) {
+    return kernel.layout == nullptr ? "the checkpoint in place"
+                                    : "weights packed as " + std::string(kernel.layout->name);
+}
+
+Support serves(const Kernel& kernel, const Problem& problem, const Allowed& allowed) {
+    if (!allowed.kernel.empty() && allowed.kernel != kernel.name) return {allowed.kernel + " was asked for"};
+    if (kernel.precision != problem.precision)
+        return {"computes " + std::string(precision_name(kernel.precision))};
+    if (const Support available = availability(kernel, allowed); !available) return available;
+    if (problem.layout == WeightLayout::in_place && kernel.layout != nullptr)
+        return {"reads " + layout_name(kernel) + ", and the checkpoint in place was asked for"};
+    if (problem.layout == WeightLayout::packed && kernel.layout == nullptr)
+        return {"reads the checkpoint in place, and packed weights were asked for"};
+    return {};
+}
+
+/// Whether a kernel that serves the problem has a place behind those chosen before it.
+Support joins(const Kernel& kernel, const std::vector<const Kernel*>& chosen) {
+    if (chosen.empty()) return {};
+    if (kernel.layout != chosen.front()->layout)
+        return {"reads " + layout_name(kernel) + ", and " + chosen.front()->name + " reads " +
+                layout_name(*chosen.front())};
+    if (kernel.min_rows >= chosen.back()->min_rows) return {std::string(chosen.back()->name) + " is faster"};
+    return {};
+}
+
+}  // namespace
+
+std::string_view precision_name(Precision precision) {
+    return precision == Precision::w4a4 ? "w4a4" : "w4a16";
+}
+
+std::span<const Kernel* const> kernel_list() { return kKernels; }
+
+Allowed read_allowed(const BackendOptions& options) {
+    Allowed allowed{.machine = detect_isa(), .ceiling_name = {}, .kernel = options.kernel};
+    if (const std::string level = environment("MOE4_ISA"); !level.empty()) {
+        allowed.ceiling = isa_up_to(level);
+        allowed.ceiling_name = "MOE4_ISA=" + level;
+    }
+    if (!options.kernel.empty()) {
+        check_known(options.kernel, "the options ask for");
+    } else if (allowed.kernel = environment("MOE4_KERNEL"); !allowed.kernel.empty()) {
+        check_known(allowed.kernel, "MOE4_KERNEL is");
+    }
+    return allowed;
+}
+
+Support availability(const Kernel& kernel, const Allowed& allowed) {
+    if (const IsaSet missing = kernel.needs & ~allowed.machine; missing != 0)
+        return {"this CPU lacks " + isa_names(missing)};
+    if (const IsaSet ruled_out = kernel.needs & ~allowed.ceiling; ruled_out != 0)
+        return {allowed.ceiling_name + " rules out " + isa_names(ruled_out)};
+    return {};
+}
+
+Selection select(std::span<const Kernel* const> list, const Problem& problem, const Allowed& allowed) {
+    Selection selection;
+    std::string reasons;
+    for (const Kernel* kernel : list) {
+        Support support = serves(*kernel, problem, allowed);
+        if (support) support = joins(*kernel, selection.kernels);
+        if (support) {
+            selection.kernels.push_back(kernel);
+        } else if (kernel->precision == problem.precision || allowed.kernel == kernel->name) {
+            reasons += "; " + std::string(kernel->name) + ": " + support.reason;
+            selection.rejections.push_back({kernel->name, support.reason});
+        }
+    }
+    if (selection.kernels.empty()) {
+        throw Error(ErrorKind::unsupported, "no CPU kernel serves this " +
+                                                std::string(precision_name(problem.precision)) + " problem" +
+                                                reasons);
+    }
+    return selection;
+}
+
+}  // namespace moe4::cpu

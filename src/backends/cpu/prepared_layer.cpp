@@ -1,0 +1,129 @@
+#include "backends/cpu/prepared_layer.hpp"
+
+#include <string>
+
+#include "moe4/error.hpp"
+
+namespace moe4::cpu {
+
+namespace {
+
+void check_matrix(const MoeWeights& weights, int expert, Projection projection, std::int64_t rows,
+                  std::int64_t cols) {
+    const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
+    const auto name = [&] { return moe::tensor_name(weights, expert, projection, weights.leaves.packed); };
+    if (matrix.rows != rows || matrix.cols != cols) {
+        throw Error(ErrorKind::invalid_argument, name() + " holds " +
+                                                     Shape{matrix.rows, matrix.cols}.to_string() +
+                                                     " values, expected " + Shape{rows, cols}.to_string());
+    }
+    if (matrix.packed == nullptr || matrix.block_scale == nullptr || matrix.packed_stride < cols / 2 ||
+        matrix.scale_stride < cols / kNvfp4BlockSize) {
+        throw Error(ErrorKind::invalid_argument,
+                    name() + " has no data or rows that overlap, expected strides of at least " +
+                        std::to_string(cols / 2) + " and " + std::to_string(cols / kNvfp4BlockSize) +
+                        " bytes");
+    }
+}
+
+void check_fits(const Problem& problem, moe::HeldExperts held, const MoeWeights& weights) {
+    const MoeConfig& config = problem.config;
+    if (weights.experts.size() != static_cast<std::size_t>(config.num_experts)) {
+        throw Error(ErrorKind::invalid_argument, "the weights of layer " + std::to_string(weights.layer) +
+                                                     " have " + std::to_string(weights.experts.size()) +
+                                                     " experts, expected " +
+                                                     std::to_string(config.num_experts) + " as planned");
+    }
+    for (int expert = held.first; expert < held.last; ++expert) {
+        check_matrix(weights, expert, Projection::gate, config.intermediate_size, config.hidden_size);
+        check_matrix(weights, expert, Projection::up, config.intermediate_size, config.hidden_size);
+        check_matrix(weights, expert, Projection::down, config.hidden_size, config.intermediate_size);
+    }
+}
+
+/// Bytes of one expert's two packed parts, each aligned to 64.
+struct PackedSizes {
+    std::size_t gate_up, down;
+};
+PackedSizes packed_sizes(const MoeConfig& config, const PackedLayout& layout) {
+    return {round_up(layout.gate_up_bytes(config.intermediate_size, config.hidden_size), 64),
+            round_up(layout.down_bytes(config.hidden_size, config.intermediate_size), 64)};
+}
+
+void pack(PreparedLayer& layer, const PackedLayout& layout) {
+    const PackedSizes sizes = packed_sizes(layer.problem.config, layout);
+    const std::size_t bytes = packed_bytes(layer.problem, &layout);
+    layer.packed.reset(static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)));
+    if (!layer.packed) {
+        throw Error(ErrorKind::machine,
+                    "no memory for " + std::to_string(bytes) + " bytes of packed weights");
+    }
+    layer.workers->for_each(2 * layer.num_held(), [&](int, std::int64_t i) {
+        ExpertData& expert = layer.experts[static_cast<std::size_t>(i / 2)].data;
+        std::uint8_t* gate_up =
+            layer.packed.get() + static_cast<std::size_t>(i / 2) * (sizes.gate_up + sizes.down);
+        std::uint8_t* down = gate_up + sizes.gate_up;
+        if (i % 2 == 0) {
+            layout.pack_gate_up(expert.gate, expert.up, gate_up);
+            expert.packed_gate_up = gate_up;
+        } else {
+            layout.pack_down(expert.down, down);
+            expert.packed_down = down;
+        }
+    });
+}
+
+}  // namespace
+
+int slots_per_token(const Problem& problem) {
+    return problem.top_k > 0 ? problem.top_k : problem.config.router.top_k;
+}
+
+std::size_t packed_bytes(const Problem& problem, const PackedLayout* layout) {
+    if (layout == nullptr) return 0;
+    const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
+    const PackedSizes sizes = packed_sizes(problem.config, *layout);
+    return static_cast<std::size_t>(held.last - held.first) * (sizes.gate_up + sizes.down);
+}
+
+const Kernel& PreparedLayer::kernel_for(std::int64_t num_rows) const {
+    for (const Kernel* kernel : kernels) {
+        if (num_rows >= kernel->min_rows) return *kernel;
+    }
+    return *kernels.back();
+}
+
+PreparedLayer prepare_layer(const Problem& problem, std::vector<const Kernel*> kernels,
+                            const MoeWeights& weights, std::shared_ptr<const Workers> workers) {
+    PreparedLayer layer;
+    layer.problem = problem;
+    layer.top_k = slots_per_token(problem);
+    layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
+    layer.kernels = std::move(kernels);
+    layer.workers = std::move(workers);
+    layer.layout =
+        workspace_layout(problem, layer.top_k, layer.num_held(), layer.kernels, layer.workers->count());
+
+    check_fits(problem, layer.held, weights);
+    std::vector<moe::InputScales> scales(weights.experts.size(), {.gate_up = 1.0F, .down = 1.0F});
+    if (problem.precision == Precision::w4a4) scales = moe::input_scales(weights, problem.activation_scale);
+    moe::check_weights(weights, problem.experts, [&](int count, ThreadPool::Body body, void* context) {
+        layer.workers->run(count, body, context);
+    });
+
+    for (int i = layer.held.first; i < layer.held.last; ++i) {
+        const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(i)];
+        const moe::InputScales& scale = scales[static_cast<std::size_t>(i)];
+        layer.experts.push_back(
+            {.data = {.gate = expert.gate.weight, .up = expert.up.weight, .down = expert.down.weight},
+             .gate_scale = expert.gate.weight.global_scale,
+             .up_scale = expert.up.weight.global_scale,
+             .down_scale = expert.down.weight.global_scale,
+             .input_scale = scale.gate_up,
+             .h_input_scale = scale.down});
+    }
+    if (const PackedLayout* layout = layer.kernels.front()->layout; layout != nullptr) pack(layer, *layout);
+    return layer;
+}
+
+}  // namespace moe4::cpu

@@ -1,0 +1,19 @@
+// Linked in place of the CUDA backend where it is not built.
+#include "backends/registry.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4::cuda {
+
+namespace {
+
+constexpr const char* kReason = "moe4 was built without CUDA";
+
+}  // namespace
+
+BackendInfo backend_info() {
+    return {.name = "cuda", .description = "", .available = {kReason}, .kernels = {}};
+}
+
+std::unique_ptr<Backend> open_backend(const BackendOptions&) { throw Error(ErrorKind::unsupported, kReason); }
+
+}  // namespace moe4::cuda
