@@ -40,6 +40,9 @@ std::string_view dtype_name(DType);                           // "BF16", "F8_E4M
 std::optional<DType> dtype_from_name(std::string_view name);  // empty = not a dtype of the format
 int dtype_bits(DType);                                        // 4, 6, 8, 16, 32 or 64
 
+/// The bits of the nearest bfloat16 (the upper half of a float), ties to even; a NaN stays a NaN.
+std::uint16_t round_to_bf16(float x);
+
 enum class DeviceType : std::uint8_t { cpu, cuda };
 struct Device {
     DeviceType type = DeviceType::cpu;

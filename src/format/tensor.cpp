@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "format/bf16.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4 {
@@ -45,6 +46,8 @@ constexpr std::array kDTypes = {
 
 std::string_view dtype_name(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].name; }
 int dtype_bits(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].bits; }
+
+std::uint16_t round_to_bf16(float x) { return format::bf16_from_float(x); }
 
 std::optional<DType> dtype_from_name(std::string_view name) {
     const auto* found =
