@@ -1,0 +1,162 @@
+// Shards and their index: the union, who wins, what is a warning and what an error.
+#include "checkpoint/shards.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "moe4/error.hpp"
+#include "moe4/safetensors.hpp"
+#include "temporary_folder.hpp"
+
+namespace moe4::checkpoint {
+namespace {
+
+class Shards : public testing::Test {
+protected:
+    /// Every tensor is U8 [1] holding `byte`.
+    void shard(const std::string& file, const std::map<std::string, char>& tensors) {
+        std::vector<NamedTensor> named;
+        for (const auto& [name, byte] : tensors) named.push_back({name, {&byte, DType::u8, {1}, {}}});
+        write_safetensors(folder_ / file, named);
+    }
+    void index(const std::map<std::string, std::string>& weight_map) {
+        std::string json;
+        for (const auto& [name, file] : weight_map)
+            json += (json.empty() ? "\"" : ",\"") + name + "\":\"" + file + "\"";
+        folder_.write(
+            "model.safetensors.index.json",
+            "{\"metadata\":{\"total_size\":1.5e3,\"x\":[1,{\"y\":null}]},\"weight_map\":{" + json + "}}");
+    }
+    char byte(const std::string& name) const {
+        const ShardEntry* entry = tensors_->find(name);
+        return entry == nullptr ? '?' : *static_cast<const char*>(entry->tensor.data);
+    }
+    void open() { tensors_ = ShardedTensors::open(folder_.path()); }
+    void expect_refusal(ErrorKind kind, const std::string& says) {
+        try {
+            open();
+            ADD_FAILURE() << "opened, expected: " << says;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), kind) << error.what();
+            EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+        }
+    }
+
+    test::TemporaryFolder folder_;
+    std::shared_ptr<const ShardedTensors> tensors_;
+};
+
+TEST_F(Shards, WithoutAnIndexAllFilesAreOneSet) {
+    shard("b.safetensors", {{"y", '2'}});
+    shard("a.safetensors", {{"x", '1'}, {"z", '3'}});
+    open();
+    ASSERT_EQ(tensors_->entries().size(), 3U);
+    EXPECT_EQ(tensors_->entries()[1].name, "y");
+    EXPECT_EQ(byte("x"), '1');
+    EXPECT_EQ(byte("y"), '2');
+    EXPECT_EQ(tensors_->num_bytes(), 3U);
+    EXPECT_EQ(tensors_->find("w"), nullptr);
+}
+
+TEST_F(Shards, WithoutAnIndexANameInTwoFilesIsAnError) {
+    shard("a.safetensors", {{"x", '1'}});
+    shard("b.safetensors", {{"x", '2'}});
+    expect_refusal(ErrorKind::broken_file, "tensor \"x\" is also in");
+}
+
+TEST_F(Shards, TheIndexWinsOnDuplicates) {
+    shard("a.safetensors", {{"x", '1'}});
+    shard("b.safetensors", {{"x", '2'}, {"y", '3'}});
+    index({{"x", "b.safetensors"}, {"y", "b.safetensors"}, {"a", "a.safetensors"}});
+    expect_refusal(ErrorKind::broken_file, "\"a\" is promised in a.safetensors");
+    shard("a.safetensors", {{"x", '1'}, {"a", '0'}});
+    open();
+    EXPECT_EQ(byte("x"), '2');
+    EXPECT_TRUE(tensors_->warnings().empty());
+}
+
+TEST_F(Shards, TensorsThatTheIndexForgotAreThere) {
+    shard("a.safetensors", {{"x", '1'}, {"x_scale", '7'}});
+    index({{"x", "a.safetensors"}});
+    open();
+    EXPECT_EQ(byte("x_scale"), '7');
+    EXPECT_TRUE(tensors_->warnings().empty());
+}
+
+TEST_F(Shards, AnEntryInAnotherShardIsAWarning) {
+    shard("a.safetensors", {{"x", '1'}});
+    shard("b.safetensors", {{"y", '2'}});
+    index({{"x", "b.safetensors"}, {"y", "b.safetensors"}, {"z", "a.safetensors"}});
+    expect_refusal(ErrorKind::broken_file, "\"z\" is promised in a.safetensors, which does not hold it");
+    index({{"x", "b.safetensors"}, {"y", "b.safetensors"}, {"x2", "c.safetensors"}});
+    shard("c.safetensors", {{"x2", '4'}});
+    // a.safetensors is not named by this index, so x is nowhere.
+    expect_refusal(ErrorKind::broken_file, "\"x\" is promised in b.safetensors");
+    shard("c.safetensors", {{"x2", '4'}, {"x", '5'}});
+    open();
+    EXPECT_EQ(byte("x"), '5');
+    ASSERT_EQ(tensors_->warnings().size(), 1U);
+    EXPECT_NE(tensors_->warnings()[0].find("tensor \"x\" is promised in b.safetensors, but lies in"),
+              std::string::npos);
+}
+
+TEST_F(Shards, AnEntryInTwoOtherShardsIsAnError) {
+    shard("a.safetensors", {{"x", '1'}});
+    shard("b.safetensors", {{"x", '2'}});
+    shard("c.safetensors", {{"y", '3'}});
+    index({{"x", "c.safetensors"}, {"y", "c.safetensors"}, {"p", "a.safetensors"}, {"q", "b.safetensors"}});
+    expect_refusal(ErrorKind::broken_file, "tensor \"x\" is also in");
+}
+
+TEST_F(Shards, AnAbsentShardIsNoErrorYet) {
+    shard("a.safetensors", {{"x", '1'}});
+    index({{"x", "a.safetensors"}, {"y", "gone.safetensors"}});
+    open();
+    EXPECT_EQ(tensors_->find("y"), nullptr);
+    ASSERT_NE(tensors_->find_missing("y"), nullptr);
+    EXPECT_EQ(tensors_->find_missing("y")->shard_file, "gone.safetensors");
+    EXPECT_EQ(tensors_->find_missing("x"), nullptr);
+}
+
+TEST_F(Shards, TheIndexStaysInItsFolder) {
+    shard("a.safetensors", {{"x", '1'}});
+    for (const char* file : {"../a.safetensors", "/etc/passwd", "", "..", "sub/a.safetensors"}) {
+        index({{"x", file}});
+        expect_refusal(ErrorKind::broken_file, "expected a file of the same folder");
+    }
+}
+
+TEST_F(Shards, BrokenIndexes) {
+    shard("a.safetensors", {{"x", '1'}});
+    const std::pair<const char*, const char*> cases[] = {
+        {"", "ends early"},
+        {"{}", "has no weight_map"},
+        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"x\":\"a.safetensors\"}}", "\"x\" stands twice"},
+        {"{\"weight_map\":{},\"weight_map\":{}}", "two weight_maps"},
+        {"{\"weight_map\":[]}", "expected '{'"},
+        {"{\"weight_map\":{\"x\":1}}", "expected '\"'"},
+        {"{\"metadata\":tru,\"weight_map\":{}}", "unknown word"},
+    };
+    for (const auto& [json, says] : cases) {
+        folder_.write("model.safetensors.index.json", json);
+        expect_refusal(ErrorKind::broken_file, says);
+    }
+    folder_.write("model.safetensors.index.json", "{\"metadata\":" + std::string(100'000, '[') + "}");
+    expect_refusal(ErrorKind::broken_file, "more than 64 levels");
+}
+
+TEST_F(Shards, ABrokenShardIsNamed) {
+    folder_.write("a.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+    expect_refusal(ErrorKind::broken_file, "a.safetensors: a Git LFS pointer");
+}
+
+TEST_F(Shards, EmptyAndAbsentFolders) {
+    expect_refusal(ErrorKind::broken_file, "holds no *.safetensors file");
+    EXPECT_THROW(ShardedTensors::open(folder_ / "absent"), Error);
+}
+
+}  // namespace
+}  // namespace moe4::checkpoint
