@@ -5,6 +5,7 @@
 
 #include "backends/cpu/forward.hpp"
 #include "backends/cpu/kernel_list.hpp"
+#include "backends/cpu/limits.hpp"
 #include "backends/cpu/prepared_layer.hpp"
 #include "backends/registry.hpp"
 #include "moe/routers.hpp"
@@ -36,8 +37,12 @@ void check_tensor(const char* name, const TensorView& tensor, DType dtype, const
 
 /// Checks hidden; returns its number of tokens.
 std::int64_t check_hidden(const TensorView& hidden, std::int64_t hidden_size) {
-    const std::int64_t num_tokens = hidden.shape.rank == 2 ? hidden.shape[0] : 0;
-    check_tensor("hidden", hidden, DType::bf16, Shape{num_tokens, hidden_size});
+    if (hidden.shape.rank != 2 || hidden.shape[0] < 0) {
+        refuse("hidden is " + describe(hidden) + ", expected BF16 [num_tokens, " +
+               std::to_string(hidden_size) + "] in host memory");
+    }
+    const std::int64_t num_tokens = hidden.shape[0];
+    check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size});
     return num_tokens;
 }
 
@@ -112,9 +117,10 @@ private:
 void check_problem(const Problem& problem) {
     const MoeConfig& config = problem.config;
     const auto check_size = [](const char* name, std::int64_t size) {
-        if (size <= 0 || size % kNvfp4BlockSize != 0 || size > std::numeric_limits<std::int32_t>::max()) {
+        constexpr std::int64_t kLimit = std::int64_t{1} << 24;
+        if (size <= 0 || size % kNvfp4BlockSize != 0 || size >= kLimit) {
             refuse(std::string(name) + " is " + std::to_string(size) +
-                   ", expected a positive multiple of 16 below 2^31");
+                   ", expected a positive multiple of 16 below 2^24");
         }
     };
     check_size("hidden_size", config.hidden_size);
@@ -175,6 +181,12 @@ public:
         return std::make_unique<CpuLayer>(std::move(plan), std::move(layer), weights);
     }
 
+    int num_threads() const override { return workers_->count(); }
+
+    std::vector<MachineLimit> measure_limits() const override {
+        return cpu::measure_limits(*workers_, allowed_.machine);
+    }
+
 private:
     Allowed allowed_;
     std::shared_ptr<const Workers> workers_;
@@ -192,8 +204,14 @@ BackendInfo backend_info() {
     } catch (const Error& error) {
         info.available.reason = error.what();
     }
-    for (const Kernel* kernel : kernel_list())
-        info.kernels.push_back({kernel->name, kernel->precision, availability(*kernel, allowed)});
+    const bool is_intel = info.description.find("Intel") != std::string::npos;
+    for (const Kernel* kernel : kernel_list()) {
+        info.kernels.push_back({.name = kernel->name,
+                                .precision = kernel->precision,
+                                .available = availability(*kernel, allowed),
+                                .limit = kernel->peak == nullptr ? "" : kernel->peak,
+                                .limit_share = is_intel ? kernel->peak_share_intel : kernel->peak_share_amd});
+    }
     return info;
 }
 

@@ -1,0 +1,515 @@
+// What a CPU layer promises beyond the numbers of the conformance suite: the same bits whatever runs beside a
+// row or does the work, arguments and weights refused in full sentences, kernels that mix within one layer.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/cpu/forward.hpp"
+#include "backends/cpu/kernel_list.hpp"
+#include "conformance/layer_runner.hpp"
+#include "conformance/random_layer.hpp"
+#include "moe/routers.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4::cpu {
+namespace {
+
+using namespace moe4::testing;
+
+constexpr Precision kPrecisions[] = {Precision::w4a16, Precision::w4a4};
+
+BackendOptions threads(int count) {
+    BackendOptions options;
+    options.threads = count;
+    return options;
+}
+
+Problem problem_of(const MoeWeights& weights, Precision precision, std::int64_t max_tokens, int top_k) {
+    Problem problem;
+    problem.config = weights.config;
+    problem.precision = precision;
+    problem.max_tokens = max_tokens;
+    problem.top_k = top_k;
+    return problem;
+}
+
+std::unique_ptr<Layer> make_layer(const MoeWeights& weights, const Problem& problem,
+                                  const BackendOptions& options = threads(2)) {
+    const auto backend = open_backend("cpu", options);
+    return backend->prepare(backend->plan(problem), weights);
+}
+
+Input select_rows(const Input& input, const std::vector<std::size_t>& tokens, std::size_t hidden_size) {
+    Input result{.num_tokens = static_cast<std::int64_t>(tokens.size()),
+                 .top_k = input.top_k,
+                 .hidden = {},
+                 .ids = {},
+                 .weights = {}};
+    const auto copy_row = [](auto& to, const auto& from, std::size_t token, std::size_t size) {
+        const auto first = from.begin() + static_cast<std::ptrdiff_t>(token * size);
+        to.insert(to.end(), first, first + static_cast<std::ptrdiff_t>(size));
+    };
+    for (const std::size_t token : tokens) {
+        copy_row(result.hidden, input.hidden, token, hidden_size);
+        copy_row(result.ids, input.ids, token, static_cast<std::size_t>(input.top_k));
+        copy_row(result.weights, input.weights, token, static_cast<std::size_t>(input.top_k));
+    }
+    return result;
+}
+
+std::vector<float> row(const std::vector<float>& output, std::size_t token, std::size_t hidden_size) {
+    const auto first = output.begin() + static_cast<std::ptrdiff_t>(token * hidden_size);
+    return {first, first + static_cast<std::ptrdiff_t>(hidden_size)};
+}
+
+class CpuLayerBits : public ::testing::TestWithParam<Precision> {
+protected:
+    static constexpr std::size_t kHidden = 208;
+    static constexpr std::int64_t kTokens = 64;
+    static constexpr int kTopK = 3;
+    RandomLayer layer_{{.hidden_size = kHidden, .intermediate_size = 112, .num_experts = 6}};
+    Input input_ = random_input(layer_.weights().config, kTokens, kTopK, Ids::distinct, layer_.random());
+    Problem problem_ = problem_of(layer_.weights(), GetParam(), kTokens, kTopK);
+    std::vector<float> expected_ =
+        run_layer<float>(*make_layer(layer_.weights(), problem_, threads(1)), input_);
+};
+
+TEST_P(CpuLayerBits, AreThoseOfAnyThreadCount) {
+    for (const int count : {1, 2, 7}) {
+        const auto layer = make_layer(layer_.weights(), problem_, threads(count));
+        EXPECT_EQ(count_differences(run_layer<float>(*layer, input_), expected_), 0U) << count << " threads";
+    }
+}
+
+TEST_P(CpuLayerBits, AreThoseOfARowAlone) {
+    const auto layer = make_layer(layer_.weights(), problem_);
+    for (std::size_t token = 0; token < kTokens; ++token) {
+        const auto alone = run_layer<float>(*layer, select_rows(input_, {token}, kHidden));
+        EXPECT_EQ(count_differences(alone, row(expected_, token, kHidden)), 0U) << "token " << token;
+    }
+}
+
+TEST_P(CpuLayerBits, AreThoseOfAShuffledBatch) {
+    std::vector<std::size_t> order(kTokens);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), layer_.random());
+    const auto shuffled =
+        run_layer<float>(*make_layer(layer_.weights(), problem_), select_rows(input_, order, kHidden));
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        EXPECT_EQ(count_differences(row(shuffled, i, kHidden), row(expected_, order[i], kHidden)), 0U);
+    }
+}
+
+TEST_P(CpuLayerBits, ANaNChangesNoOtherRow) {
+    Input broken = input_;
+    constexpr std::size_t kBroken = 20;
+    broken.hidden[kBroken * kHidden + 33] = 0x7FC0;
+    const auto output = run_layer<float>(*make_layer(layer_.weights(), problem_), broken);
+    for (std::size_t token = 0; token < kTokens; ++token) {
+        const auto found = row(output, token, kHidden);
+        if (token == kBroken) {
+            EXPECT_TRUE(std::all_of(found.begin(), found.end(), [](float x) { return x != x; }));
+        } else {
+            EXPECT_EQ(count_differences(found, row(expected_, token, kHidden)), 0U) << "token " << token;
+        }
+    }
+}
+
+TEST_P(CpuLayerBits, AreThoseOfAnyParallelFor) {
+    const ParallelFor serial = [](int count, ThreadPool::Body body, void* context) {
+        for (int i = 0; i < count; ++i) body(context, i);
+    };
+    const ParallelFor reversed = [](int count, ThreadPool::Body body, void* context) {
+        for (int i = count - 1; i >= 0; --i) body(context, i);
+    };
+    const ParallelFor thread_each = [](int count, ThreadPool::Body body, void* context) {
+        std::vector<std::thread> each;
+        for (int i = 0; i < count; ++i) each.emplace_back(body, context, i);
+        for (std::thread& thread : each) thread.join();
+    };
+    for (const ParallelFor& parallel_for : {serial, reversed, thread_each}) {
+        BackendOptions options = threads(5);
+        options.parallel_for = parallel_for;
+        const auto layer = make_layer(layer_.weights(), problem_, options);
+        EXPECT_EQ(count_differences(run_layer<float>(*layer, input_), expected_), 0U);
+    }
+}
+
+TEST_P(CpuLayerBits, AreThoseOfManyCallersAtOnce) {
+    const auto layer = make_layer(layer_.weights(), problem_, threads(3));
+    std::vector<std::size_t> differences(6);
+    std::vector<std::thread> callers;
+    for (std::size_t& result : differences) {
+        callers.emplace_back([&] {
+            for (int i = 0; i < 5; ++i)
+                result += count_differences(run_layer<float>(*layer, input_), expected_);
+        });
+    }
+    for (std::thread& caller : callers) caller.join();
+    for (const std::size_t result : differences) EXPECT_EQ(result, 0U);
+}
+
+TEST_P(CpuLayerBits, AreTheSameInADirtyWorkspace) {
+    const auto layer = make_layer(layer_.weights(), problem_);
+    const AlignedBuffer workspace(layer->plan().workspace_bytes);
+    for (int i = 0; i < 2; ++i) {
+        const auto output = run_layer<float>(*layer, input_, workspace.workspace());
+        EXPECT_EQ(count_differences(output, expected_), 0U);
+    }
+}
+
+TEST_P(CpuLayerBits, AreThoseOfASmallerBatchThanPlanned) {
+    Problem roomy = problem_;
+    roomy.max_tokens = 1000;
+    const auto layer = make_layer(layer_.weights(), roomy);
+    EXPECT_EQ(count_differences(run_layer<float>(*layer, input_), expected_), 0U);
+}
+
+/// The experts of one process and those of another add up to the layer (here: one token, one slot each).
+TEST_P(CpuLayerBits, ExpertRangesShareTheSlots) {
+    Problem first = problem_;
+    first.experts = {0, 2};
+    Problem rest = problem_;
+    rest.experts = {2, -1};
+    const auto a = run_layer<float>(*make_layer(layer_.weights(), first), input_);
+    const auto b = run_layer<float>(*make_layer(layer_.weights(), rest), input_);
+    for (std::size_t i = 0; i < expected_.size(); ++i) ASSERT_NEAR(a[i] + b[i], expected_[i], 1e-5F);
+}
+
+// Kernels that only these tests contain, made of the scalar one.
+
+const Kernel& scalar_kernel(Precision precision) {
+    for (const Kernel* kernel : kernel_list()) {
+        if (kernel->needs == 0 && kernel->precision == precision) return *kernel;
+    }
+    throw std::logic_error("every build has a scalar kernel");
+}
+
+/// The bytes of a matrix without gaps: codes, then scales.
+std::size_t dense_bytes(std::int64_t rows, std::int64_t cols) {
+    return static_cast<std::size_t>(rows * (cols / 2 + cols / 16));
+}
+std::uint8_t* copy_dense(const Nvfp4View& view, std::uint8_t* out) {
+    for (std::int64_t r = 0; r < view.rows; ++r, out += view.cols / 2)
+        std::memcpy(out, view.packed + r * view.packed_stride, static_cast<std::size_t>(view.cols / 2));
+    for (std::int64_t r = 0; r < view.rows; ++r, out += view.cols / 16)
+        std::memcpy(out, view.block_scale + r * view.scale_stride, static_cast<std::size_t>(view.cols / 16));
+    return out;
+}
+Nvfp4View dense_view(const std::uint8_t* bytes, std::int64_t rows, std::int64_t cols) {
+    return {bytes, bytes + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
+}
+
+constexpr PackedLayout kDense{
+    .name = "dense",
+    .gate_up_bytes = [](std::int64_t rows, std::int64_t cols) { return 2 * dense_bytes(rows, cols); },
+    .down_bytes = dense_bytes,
+    .pack_gate_up = [](const Nvfp4View& gate, const Nvfp4View& up,
+                       std::uint8_t* out) { copy_dense(up, copy_dense(gate, out)); },
+    .pack_down = [](const Nvfp4View& down, std::uint8_t* out) { copy_dense(down, out); },
+};
+
+template <Precision kPrecision>
+Kernel dense_kernel() {
+    Kernel kernel = scalar_kernel(kPrecision);
+    kernel.name = "dense";
+    kernel.layout = &kDense;
+    kernel.gate_up = [](const GateUpTask& task) {
+        const std::size_t bytes = dense_bytes(task.intermediate_size, task.hidden_size);
+        const std::uint8_t* packed = task.expert->packed_gate_up;
+        ExpertData expert;
+        expert.gate = dense_view(packed, task.intermediate_size, task.hidden_size);
+        expert.up = dense_view(packed + bytes, task.intermediate_size, task.hidden_size);
+        GateUpTask in_place = task;
+        in_place.expert = &expert;
+        scalar_kernel(kPrecision).gate_up(in_place);
+    };
+    kernel.down = [](const DownTask& task) {
+        ExpertData expert;
+        expert.down = dense_view(task.expert->packed_down, task.hidden_size, task.intermediate_size);
+        DownTask in_place = task;
+        in_place.expert = &expert;
+        scalar_kernel(kPrecision).down(in_place);
+    };
+    return kernel;
+}
+
+/// For experts with 9 rows or more: other tiles and groups, and h left to a second pass.
+template <Precision kPrecision>
+Kernel large_kernel() {
+    Kernel kernel = dense_kernel<kPrecision>();
+    kernel.name = "dense_large";
+    kernel.min_rows = 9;
+    kernel.encodes_h = false;
+    kernel.rows_per_group = 16;
+    kernel.gate_up_tile = 48;
+    kernel.down_tile = 96;
+    return kernel;
+}
+
+std::vector<float> forward_output(const PreparedLayer& layer, const Input& input) {
+    const AlignedBuffer workspace(layer.layout.bytes);
+    std::vector<float> output(static_cast<std::size_t>(input.num_tokens * layer.problem.config.hidden_size),
+                              std::numeric_limits<float>::quiet_NaN());
+    forward(layer, {.hidden = input.hidden.data(),
+                    .top_k_ids = input.ids.data(),
+                    .top_k_weights = input.weights.data(),
+                    .num_tokens = input.num_tokens,
+                    .output_f32 = output.data(),
+                    .output_bf16 = nullptr,
+                    .workspace = static_cast<std::uint8_t*>(workspace.workspace().data)});
+    return output;
+}
+
+TEST_P(CpuLayerBits, AreThoseOfPackedKernelsThatMix) {
+    const bool is_w4a4 = GetParam() == Precision::w4a4;
+    const Kernel small = is_w4a4 ? dense_kernel<Precision::w4a4>() : dense_kernel<Precision::w4a16>();
+    const Kernel large = is_w4a4 ? large_kernel<Precision::w4a4>() : large_kernel<Precision::w4a16>();
+    // Experts of 1 to 40 rows, so that both kernels serve some.
+    const Input zipf = random_input(layer_.weights().config, kTokens, kTopK, Ids::zipf, layer_.random());
+    const auto workers = std::make_shared<Workers>(3, ParallelFor{});
+    for (const auto scale : {ActivationScale::layer_max, ActivationScale::per_expert,
+                             ActivationScale::dynamic, ActivationScale::dynamic_token}) {
+        Problem problem = problem_;
+        problem.activation_scale = scale;
+        const PreparedLayer mixed = prepare_layer(problem, {&large, &small}, layer_.weights(), workers);
+        EXPECT_EQ(&mixed.kernel_for(9), &large);
+        EXPECT_EQ(&mixed.kernel_for(8), &small);
+        const auto plain = run_layer<float>(*make_layer(layer_.weights(), problem), zipf);
+        EXPECT_EQ(count_differences(forward_output(mixed, zipf), plain), 0U);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, CpuLayerBits, ::testing::ValuesIn(kPrecisions),
+                         [](const auto& parameters) {
+                             return std::string(precision_name(parameters.param));
+                         });
+
+// Plans.
+
+TEST(CpuPlan, CountsWorkspaceAndWeights) {
+    const RandomLayer random({.hidden_size = 256, .intermediate_size = 128, .num_experts = 4});
+    const auto backend = open_backend("cpu", threads(2));
+    const Problem problem = problem_of(random.weights(), Precision::w4a4, 16, 2);
+    const Plan plan = backend->plan(problem);
+    EXPECT_EQ(plan.backend, "cpu");
+    EXPECT_NE(plan.layout, WeightLayout::automatic);
+    ASSERT_FALSE(plan.choices.empty());
+    EXPECT_EQ(plan.choices.back().up_to_tokens_per_expert, std::numeric_limits<std::int64_t>::max());
+    EXPECT_EQ(plan.weight_bytes == 0, plan.layout == WeightLayout::in_place);
+    Problem larger = problem;
+    larger.max_tokens = 4096;
+    EXPECT_GT(backend->plan(larger).workspace_bytes, plan.workspace_bytes);
+    EXPECT_EQ(backend->prepare(plan, random.weights())->plan().workspace_bytes, plan.workspace_bytes);
+}
+
+TEST(CpuPlan, TheWorkspaceOf4096TokensIsModest) {
+    Problem problem;
+    problem.config.hidden_size = 2048;
+    problem.config.intermediate_size = 768;
+    problem.config.num_experts = 128;
+    problem.top_k = 8;
+    problem.max_tokens = 4096;
+    const std::size_t slots = 4096 * 8;
+    for (const Precision precision : kPrecisions) {
+        problem.precision = precision;
+        const std::size_t bytes = open_backend("cpu", threads(16))->plan(problem).workspace_bytes;
+        EXPECT_LT(bytes, slots * (2048 + 768) * 5 / 2 + (std::size_t{128} << 20));
+    }
+}
+
+template <class Call>
+std::string refusal(const Call& call, ErrorKind kind) {
+    try {
+        call();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        return error.what();
+    }
+    return "none";
+}
+
+TEST(CpuPlan, RefusesImpossibleProblems) {
+    const RandomLayer random({.hidden_size = 64, .intermediate_size = 32, .num_experts = 4});
+    const auto backend = open_backend("cpu");
+    const auto refused = [&](auto change) {
+        Problem problem = problem_of(random.weights(), Precision::w4a16, 4, 2);
+        change(problem);
+        return refusal([&] { backend->plan(problem); }, ErrorKind::invalid_argument);
+    };
+    EXPECT_EQ(refused([](Problem& p) { p.config.hidden_size = 72; }),
+              "hidden_size is 72, expected a positive multiple of 16 below 2^24");
+    EXPECT_EQ(refused([](Problem& p) { p.config.intermediate_size = 0; }),
+              "intermediate_size is 0, expected a positive multiple of 16 below 2^24");
+    EXPECT_EQ(refused([](Problem& p) { p.top_k = 0, p.config.router.top_k = 0; }),
+              "top_k is 0, expected 1 or more slots per token");
+    EXPECT_NE(refused([](Problem& p) { p.max_tokens = -1; }), "none");
+    EXPECT_NE(refused([](Problem& p) { p.max_tokens = std::int64_t{1} << 40; }), "none");
+    EXPECT_NE(refused([](Problem& p) { p.experts = {3, 2}; }), "none");
+}
+
+// Weights.
+
+class CpuPrepare : public ::testing::Test {
+protected:
+    std::string refused(ErrorKind kind, Precision precision = Precision::w4a16) {
+        return refusal([&] { make_layer(weights(), problem_of(weights(), precision, 4, 2)); }, kind);
+    }
+    MoeWeights& weights() { return layer_.weights(); }
+    RandomLayer layer_{{.hidden_size = 64, .intermediate_size = 32, .num_experts = 4}};
+};
+
+TEST_F(CpuPrepare, RefusesBlockScalesThatMeanNothing) {
+    RandomLayer::mutable_bytes(weights().experts[3].down.weight.block_scale)[1] = 0x7F;
+    const std::string message = refused(ErrorKind::broken_file);
+    EXPECT_NE(message.find("expert 3: down_proj.weight_scale"), std::string::npos) << message;
+}
+
+TEST_F(CpuPrepare, RefusesGlobalScalesThatMeanNothing) {
+    weights().experts[1].up.weight.global_scale = 0;
+    EXPECT_NE(refused(ErrorKind::broken_file).find("expert 1: up_proj.weight_scale_2"), std::string::npos);
+}
+
+TEST_F(CpuPrepare, RefusesMissingInputScalesWhereTheyAreRead) {
+    weights().experts[2].gate.input_scale.reset();
+    EXPECT_NE(refused(ErrorKind::unsupported, Precision::w4a4).find("expert 2"), std::string::npos);
+    EXPECT_EQ(refused(ErrorKind::unsupported, Precision::w4a16), "none");
+}
+
+TEST_F(CpuPrepare, RefusesOtherShapesThanPlanned) {
+    weights().experts[0].gate.weight.rows = 48;
+    EXPECT_EQ(refused(ErrorKind::invalid_argument),
+              "layer 0, expert 0: gate_proj.weight holds [48, 64] values, expected [32, 64]");
+    weights().experts.pop_back();
+    EXPECT_EQ(refused(ErrorKind::invalid_argument),
+              "the weights of layer 0 have 3 experts, expected 4 as planned");
+}
+
+TEST_F(CpuPrepare, RefusesThePlanOfAnotherBackend) {
+    const auto backend = open_backend("cpu");
+    Plan plan = backend->plan(problem_of(weights(), Precision::w4a16, 4, 2));
+    plan.backend = "cuda";
+    EXPECT_EQ(refusal([&] { backend->prepare(plan, weights()); }, ErrorKind::invalid_argument),
+              "the plan is of backend \"cuda\", expected cpu");
+}
+
+// Arguments of run.
+
+class CpuRun : public ::testing::Test {
+protected:
+    template <class Change>
+    std::string refused(const Change& change) {
+        Arguments a{hidden_view(input_, 64),
+                    routing(input_),
+                    {output_.data(), DType::f32, {3, 64}, {}},
+                    workspace_.workspace()};
+        change(a);
+        return refusal([&] { layer_->run(a.hidden, a.routing, a.output, a.workspace); },
+                       ErrorKind::invalid_argument);
+    }
+
+    struct Arguments {
+        TensorView hidden;
+        Routing routing;
+        MutableTensorView output;
+        Workspace workspace;
+    };
+    RandomLayer random_{{.hidden_size = 64, .intermediate_size = 32, .num_experts = 4, .has_router = true}};
+    std::unique_ptr<Layer> layer_ =
+        make_layer(random_.weights(), problem_of(random_.weights(), Precision::w4a4, 3, 2));
+    Input input_ = random_input(random_.weights().config, 3, 2, Ids::distinct, random_.random());
+    std::vector<float> output_ = std::vector<float>(3 * 64 + 1);
+    AlignedBuffer workspace_{layer_->plan().workspace_bytes};
+};
+
+TEST_F(CpuRun, RefusesArgumentsThatDoNotFit) {
+    EXPECT_EQ(refused([](Arguments&) {}), "none");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {3, 48}; }),
+              "hidden is BF16 [3, 48], expected BF16 [3, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.dtype = DType::f16; }),
+              "hidden is F16 [3, 64], expected BF16 [3, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.device = {DeviceType::cuda, 0}; }),
+              "hidden is BF16 [3, 64] on a GPU, expected BF16 [3, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {64}; }),
+              "hidden is BF16 [64], expected BF16 [num_tokens, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {-1, 64}; }),
+              "hidden is BF16 [-1, 64], expected BF16 [num_tokens, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {4, 64}; }),
+              "hidden has 4 tokens, expected at most the 3 that were planned");
+    EXPECT_EQ(refused([](Arguments& a) { a.hidden.data = nullptr; }),
+              "hidden has no data, expected memory aligned to its elements of 2 bytes");
+    EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_ids.shape = {3, 1}; }),
+              "top_k_ids is I32 [3, 1], expected I32 [3, 2] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_ids.dtype = DType::i64; }),
+              "top_k_ids is I64 [3, 2], expected I32 [3, 2] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_weights.dtype = DType::bf16; }),
+              "top_k_weights is BF16 [3, 2], expected F32 [3, 2] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.output.shape = {2, 64}; }),
+              "output is F32 [2, 64], expected F32 [3, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.output.dtype = DType::f16; }),
+              "output is F16 [3, 64], expected BF16 [3, 64] in host memory");
+    EXPECT_EQ(refused([](Arguments& a) { a.output.data = static_cast<char*>(a.output.data) + 1; }),
+              "output is misaligned, expected memory aligned to its elements of 4 bytes");
+    EXPECT_NE(refused([](Arguments& a) { a.workspace.bytes -= 1; }), "none");
+    EXPECT_NE(refused([](Arguments& a) { a.workspace.data = nullptr; }), "none");
+    EXPECT_EQ(refused([](Arguments& a) { a.workspace.data = static_cast<char*>(a.workspace.data) + 4; }),
+              "the workspace is misaligned, expected an address that is a multiple of 64");
+}
+
+TEST_F(CpuRun, NoTokensNeedNoMemory) {
+    layer_->run({nullptr, DType::bf16, {0, 64}, {}},
+                {{nullptr, DType::i32, {0, 2}, {}}, {nullptr, DType::f32, {0, 2}, {}}},
+                {nullptr, DType::f32, {0, 64}, {}}, {});
+}
+
+TEST_F(CpuRun, SlotsOfNobodyAddExactlyNothing) {
+    std::fill(input_.ids.begin(), input_.ids.end(), -1);
+    std::fill(input_.weights.begin(), input_.weights.end(), std::numeric_limits<float>::quiet_NaN());
+    for (const float x : run_layer<float>(*layer_, input_)) ASSERT_TRUE(same(x, 0.0F));
+}
+
+TEST_F(CpuRun, RoutesAsTheReferenceDoes) {
+    std::vector<std::int32_t> ids(6, -7);
+    std::vector<float> weights(6, std::numeric_limits<float>::quiet_NaN());
+    layer_->route(hidden_view(input_, 64), {ids.data(), DType::i32, {3, 2}, {}},
+                  {weights.data(), DType::f32, {3, 2}, {}});
+    for (std::size_t t = 0; t < 3; ++t) {
+        std::int32_t expected_ids[2];
+        float expected_weights[2];
+        const MoeWeights& w = random_.weights();
+        moe::route_token(w.config, w.router, w.router_bias, &input_.hidden[t * 64], expected_ids,
+                         expected_weights);
+        for (std::size_t j = 0; j < 2; ++j) {
+            EXPECT_EQ(ids[2 * t + j], expected_ids[j]);
+            EXPECT_EQ(weights[2 * t + j], expected_weights[j]);
+        }
+    }
+    const std::string message = refusal(
+        [&] {
+            layer_->route(hidden_view(input_, 64), {ids.data(), DType::i32, {3, 1}, {}},
+                          {weights.data(), DType::f32, {3, 2}, {}});
+        },
+        ErrorKind::invalid_argument);
+    EXPECT_EQ(message, "top_k_ids is I32 [3, 1], expected I32 [3, 2] in host memory");
+}
+
+TEST(CpuRoute, NeedsARouter) {
+    const RandomLayer random({.hidden_size = 64, .intermediate_size = 32, .num_experts = 4});
+    const auto layer = make_layer(random.weights(), problem_of(random.weights(), Precision::w4a16, 1, 2));
+    EXPECT_EQ(refusal([&] { layer->route({}, {}, {}); }, ErrorKind::unsupported),
+              "the weights of this layer came without a router");
+}
+
+TEST(CpuBackend, DescribesItself) {
+    const auto backend = open_backend("cpu", threads(3));
+    EXPECT_EQ(backend->name(), "cpu");
+    EXPECT_NE(backend->description().find(", 3 threads"), std::string::npos) << backend->description();
+}
+
+}  // namespace
+}  // namespace moe4::cpu
