@@ -35,7 +35,7 @@ struct ExpertRange {
 };
 
 struct Problem {
-    MoeConfig config;
+    MoeConfig config = {};
     Precision precision = Precision::w4a16;
     ActivationScale activation_scale = ActivationScale::layer_max;  // w4a4 only
     std::int64_t max_tokens = 1;
@@ -116,8 +116,9 @@ struct MachineLimit {
 class Backend {
 public:
     virtual ~Backend() = default;
-    virtual std::string_view name() const = 0;    // "cpu", "cuda"
-    virtual std::string description() const = 0;  // "AMD EPYC, avx512_vnni, 16 threads"
+    virtual std::string_view name() const = 0;     // "cpu", "cuda"
+    virtual std::string description() const = 0;   // "AMD EPYC, avx512_vnni, 16 threads"
+    virtual int num_threads() const { return 0; }  // cpu: that run a layer
     /// Throws unsupported with every kernel's reason when none can run the problem.
     virtual Plan plan(const Problem&) const = 0;
     /// Throws broken_file naming the tensor for weights that cannot mean anything (a NaN or negative block
@@ -143,7 +144,9 @@ struct BackendOptions {
 struct KernelInfo {
     std::string_view name;
     Precision precision;
-    Support available;  // on this machine
+    Support available;            // on this machine
+    std::string_view limit = {};  // of its arithmetic: limit_share of this MachineLimit; empty = not stated
+    double limit_share = 1.0;
 };
 
 struct BackendInfo {

@@ -25,7 +25,6 @@ std::string as_stored(const MoeWeights& weights, double multiplier) {
 }
 
 constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
-constexpr const char* kProjectionNames[] = {"gate_proj", "up_proj", "down_proj"};
 
 float usable_input_scale(const MoeWeights& weights, int expert, Projection projection) {
     const std::optional<double>& scale =
@@ -99,7 +98,12 @@ std::string tensor_name(const MoeWeights& weights, int expert, Projection projec
     const std::string& name = weights.experts[static_cast<std::size_t>(expert)][projection].name;
     if (!name.empty()) return name + "." + leaf;
     return "layer " + std::to_string(weights.layer) + ", expert " + std::to_string(expert) + ": " +
-           kProjectionNames[static_cast<int>(projection)] + "." + leaf;
+           std::string(projection_name(projection)) + "." + leaf;
+}
+
+std::string_view projection_name(Projection projection) {
+    constexpr std::string_view kNames[] = {"gate_proj", "up_proj", "down_proj"};
+    return kNames[static_cast<std::size_t>(projection)];
 }
 
 HeldExperts held_experts(const ExpertRange& range, int num_experts) {

@@ -1,5 +1,7 @@
 #pragma once
 // Which global scales a problem uses, and the refusal of weights and scales that cannot mean anything.
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "moe4/backend.hpp"
@@ -24,6 +26,8 @@ void check_weights(const MoeWeights&, ExpertRange range, const ParallelFor& = {}
 /// "model.layers.3.mlp.experts.17.gate_proj.weight_scale"; "layer 3, expert 17: gate_proj.weight_scale" where
 /// the weights carry no names.
 std::string tensor_name(const MoeWeights&, int expert, Projection, const std::string& leaf);
+
+std::string_view projection_name(Projection);  // "gate_proj", "up_proj", "down_proj"
 
 /// [first, last) of the experts held. Throws invalid_argument when the range does not lie within the layer.
 struct HeldExperts {
