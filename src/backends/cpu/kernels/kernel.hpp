@@ -119,6 +119,11 @@ struct Kernel {
     void (*gate_up)(const GateUpTask&);
     void (*down)(const DownTask&);
     void (*combine)(const CombineTask&);
+
+    // The bound of its arithmetic: this share of one instruction's peak (instruction_peaks.hpp). AMD and
+    // Intel differ in which ports the conversions share. Null: not stated.
+    const char* peak = nullptr;
+    double peak_share_amd = 1.0, peak_share_intel = 1.0;
 };
 
 }  // namespace moe4::cpu

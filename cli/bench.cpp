@@ -1,0 +1,309 @@
+// `moe4 bench`: how close a layer's speed comes to what this machine can do, both measured in the same run.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include "bench_layer.hpp"
+#include "bench_report.hpp"
+#include "command.hpp"
+#include "engine_options.hpp"
+#include "moe4/error.hpp"
+#include "output.hpp"
+#include "progress.hpp"
+
+namespace moe4::cli {
+
+namespace {
+
+struct BenchOptions {
+    std::vector<std::string> shapes = {"qwen3-30b-a3b"};
+    std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024};
+    std::vector<std::string> modes = {"w4a4", "w4a16"};
+    std::vector<std::string> routings = {"uniform"};
+    std::string layout = "auto";
+    int threads = 0;
+    std::uint64_t seed = 0;
+    double seconds = 0.5;
+    bool json = false;
+    std::string html;
+};
+
+std::uint64_t last_level_cache_bytes() {
+    for (const char* name : {"index3", "index2"}) {
+        std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu0/cache/{}/size", name));
+        std::uint64_t kilobytes = 0;
+        if (file >> kilobytes) return kilobytes * 1024;
+    }
+    return std::uint64_t{32} << 20;
+}
+
+std::uint64_t free_memory_bytes() {
+    return static_cast<std::uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
+           static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// One shape and mode, prepared often enough that a weight's next use comes after four times the largest
+/// cache.
+class Bench {
+public:
+    Bench(const Backend& backend, const BenchShape& shape, Precision precision, const BenchOptions& options,
+          std::int64_t most_tokens, std::int64_t fewest_tokens)
+        : shape_(shape), random_(options.seed) {
+        Problem problem{.precision = precision, .max_tokens = most_tokens};
+        problem.layout = options.layout == "packed"     ? WeightLayout::packed
+                         : options.layout == "in-place" ? WeightLayout::in_place
+                                                        : WeightLayout::automatic;
+        problem.config.hidden_size = shape.hidden_size;
+        problem.config.intermediate_size = shape.intermediate_size;
+        problem.config.num_experts = shape.num_experts;
+        problem.config.router.top_k = shape.top_k;
+        const Plan plan = backend.plan(problem);
+        const bool packs = plan.layout == WeightLayout::packed;
+        const int wanted = copies_wanted(fewest_tokens);
+        const int affordable = copies_affordable(std::max(1, wanted));
+        for (int i = 0; i < affordable; ++i) {
+            layers_.push_back(backend.prepare(plan, random_weights(shape, packs, random_)));
+        }
+        if (affordable < wanted) {
+            note(fmt::format(
+                "{} copies of the layer fit into memory, {} would keep the weights out of the cache: the "
+                "fewest tokens may look too fast",
+                affordable, wanted));
+        }
+        workspace_.reset(std::aligned_alloc(64, (plan.workspace_bytes + 63) / 64 * 64));
+        if (!workspace_) throw std::bad_alloc();
+        workspace_bytes_ = plan.workspace_bytes;
+        hidden_ = random_hidden(most_tokens * shape.hidden_size, random_);
+        output_.resize(hidden_.size());
+    }
+
+    BenchRow measure(std::int64_t num_tokens, RoutingKind kind, double seconds) {
+        constexpr int kRoutings = 16;
+        constexpr std::size_t kFewestSamples = 5;
+        std::vector<RandomRouting> routings;
+        for (int i = 0; i < kRoutings; ++i)
+            routings.push_back(random_routing(shape_, num_tokens, kind, random_));
+
+        std::vector<double> times;
+        double bytes = 0;
+        double hits = 0;
+        double spent = 0;
+        const int warm_up = 2;
+        for (int i = 0; spent < seconds || times.size() < kFewestSamples; ++i) {
+            const RandomRouting& routing = routings[static_cast<std::size_t>(i % kRoutings)];
+            const double time = run_once(*layers_[next_layer_], routing, num_tokens);
+            next_layer_ = (next_layer_ + 1) % layers_.size();
+            if (i < warm_up) continue;
+            times.push_back(time);
+            spent += time;
+            hits += routing.experts_hit;
+            bytes += static_cast<double>(routing.experts_hit) * static_cast<double>(shape_.expert_bytes());
+        }
+        const auto samples = static_cast<double>(times.size());
+        std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
+                         times.end());
+        const double seconds_each = times[times.size() / 2];
+        const double operations = 2.0 * 3.0 *
+                                  static_cast<double>(shape_.hidden_size * shape_.intermediate_size) *
+                                  static_cast<double>(num_tokens * shape_.top_k);
+        BenchRow row;
+        row.tokens = num_tokens;
+        row.us = seconds_each * 1e6;
+        row.gb_per_s = bytes / samples / seconds_each * 1e-9;
+        row.gop_per_s = operations / seconds_each * 1e-9;
+        row.operations_per_byte = operations / (bytes / samples);
+        row.kernel = kernel_for(static_cast<double>(num_tokens * shape_.top_k) / (hits / samples));
+        return row;
+    }
+
+private:
+    int copies_wanted(std::int64_t fewest_tokens) {
+        const int hit = random_routing(shape_, fewest_tokens, RoutingKind::uniform, random_).experts_hit;
+        const std::uint64_t touched =
+            static_cast<std::uint64_t>(hit) * static_cast<std::uint64_t>(shape_.expert_bytes());
+        return 1 + static_cast<int>((4 * last_level_cache_bytes() + touched - 1) / touched);
+    }
+
+    int copies_affordable(int wanted) const {
+        const std::uint64_t layer = static_cast<std::uint64_t>(shape_.num_experts) *
+                                    static_cast<std::uint64_t>(shape_.expert_bytes());
+        const std::uint64_t affordable = free_memory_bytes() / 4 * 3 / (layer + layer / 20);
+        return static_cast<int>(std::clamp<std::uint64_t>(affordable, 1, static_cast<std::uint64_t>(wanted)));
+    }
+
+    double run_once(const Layer& layer, const RandomRouting& routing, std::int64_t num_tokens) {
+        const Shape rows{num_tokens, shape_.hidden_size};
+        const Shape slots{num_tokens, shape_.top_k};
+        const auto start = std::chrono::steady_clock::now();
+        layer.run({hidden_.data(), DType::bf16, rows, {}},
+                  {.top_k_ids = {routing.top_k_ids.data(), DType::i32, slots, {}},
+                   .top_k_weights = {routing.top_k_weights.data(), DType::f32, slots, {}}},
+                  {output_.data(), DType::bf16, rows, {}}, {workspace_.get(), workspace_bytes_});
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+
+    std::string kernel_for(double rows_per_expert) const {
+        for (const Plan::Choice& choice : layers_.front()->plan().choices) {
+            if (rows_per_expert <= static_cast<double>(choice.up_to_tokens_per_expert))
+                return std::string(choice.kernel);
+        }
+        return std::string(layers_.front()->plan().choices.back().kernel);
+    }
+
+    BenchShape shape_;
+    std::mt19937_64 random_;
+    std::vector<std::unique_ptr<Layer>> layers_;
+    std::size_t next_layer_ = 0;
+    std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
+    std::size_t workspace_bytes_ = 0;
+    std::vector<std::uint16_t> hidden_;
+    std::vector<std::uint16_t> output_;
+};
+
+/// Whichever is lower: what memory can feed, or what the kernel's instructions can do.
+void set_limit(BenchRow& row, const std::vector<MachineLimit>& limits,
+               const std::vector<KernelInfo>& kernels) {
+    std::map<std::string_view, double> value;
+    for (const MachineLimit& limit : limits) value[limit.name] = limit.value;
+    row.limit = "dram_read";
+    row.limit_value = value["dram_read"];
+    row.ratio = row.gb_per_s / row.limit_value;
+    for (const KernelInfo& kernel : kernels) {
+        if (kernel.name != row.kernel || kernel.limit.empty() || !value.contains(kernel.limit)) continue;
+        const double arithmetic = value[kernel.limit] * kernel.limit_share;
+        if (arithmetic >= row.limit_value * row.operations_per_byte) continue;
+        row.limit = kernel.limit_share == 1.0 ? std::string(kernel.limit)
+                                              : fmt::format("{:.2f} {}", kernel.limit_share, kernel.limit);
+        row.limit_value = arithmetic;
+        row.ratio = row.gop_per_s / arithmetic;
+    }
+}
+
+std::string text_of(const BenchReport& report) {
+    std::string text = report.machine + "\n";
+    for (const MachineLimit& limit : report.limits) {
+        text += fmt::format("  {:<14} {:9.1f} {}\n", limit.name, limit.value,
+                            limit.name == "dram_read" ? "GB/s" : "GOP/s");
+    }
+    Table table({"shape", "mode", "routing", "tokens", "kernel", "us", "GB/s", "GOP/s", "limit", "ratio"});
+    for (const BenchRow& row : report.rows) {
+        table.add_row({row.shape, row.mode, row.routing, std::to_string(row.tokens), row.kernel,
+                       fmt::format("{:.1f}", row.us), fmt::format("{:.1f}", row.gb_per_s),
+                       fmt::format("{:.1f}", row.gop_per_s), row.limit, fmt::format("{:.2f}", row.ratio)});
+    }
+    return text + table.to_string();
+}
+
+Json json_of(const BenchReport& report) {
+    Json document{{"machine", report.machine}, {"limits", Json::object()}, {"rows", Json::array()}};
+    for (const MachineLimit& limit : report.limits) document["limits"][std::string(limit.name)] = limit.value;
+    for (const BenchRow& row : report.rows) {
+        document["rows"].push_back({{"shape", row.shape},
+                                    {"mode", row.mode},
+                                    {"routing", row.routing},
+                                    {"tokens", row.tokens},
+                                    {"threads", report.threads},
+                                    {"kernel", row.kernel},
+                                    {"us", row.us},
+                                    {"gb_per_s", row.gb_per_s},
+                                    {"gop_per_s", row.gop_per_s},
+                                    {"limit", row.limit},
+                                    {"limit_value", row.limit_value},
+                                    {"ratio", row.ratio}});
+    }
+    return document;
+}
+
+int bench(const BenchOptions& options) {
+    std::vector<BenchShape> shapes;
+    for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+    const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
+    const auto backend =
+        moe4::open_backend("cpu", {.threads = options.threads, .parallel_for = {}, .kernel = {}});
+    std::vector<KernelInfo> kernels;
+    for (const BackendInfo& info : backends()) {
+        if (info.name == backend->name()) kernels = info.kernels;
+    }
+
+    BenchReport report;
+    report.machine = backend->description();
+    report.threads = backend->num_threads();
+    Progress progress("measuring the machine");
+    report.limits = backend->measure_limits();
+    for (const BenchShape& shape : shapes) {
+        for (const std::string& mode : options.modes) {
+            progress.begin(fmt::format("preparing {} {}", shape.name, mode));
+            Bench measured(*backend, shape, mode == "w4a4" ? Precision::w4a4 : Precision::w4a16, options,
+                           *most, *fewest);
+            for (const std::string& routing : options.routings) {
+                for (const std::int64_t tokens : options.tokens) {
+                    progress.begin(fmt::format("{} {} {} tokens {}", shape.name, mode, tokens, routing));
+                    BenchRow row =
+                        measured.measure(tokens, routing == "zipf" ? RoutingKind::zipf : RoutingKind::uniform,
+                                         options.seconds);
+                    row.shape = shape.name;
+                    row.mode = mode;
+                    row.routing = routing;
+                    set_limit(row, report.limits, kernels);
+                    report.rows.push_back(std::move(row));
+                }
+            }
+        }
+    }
+    if (!options.html.empty()) write_html(report, options.html);
+    options.json ? print_json(json_of(report)) : print(std::string_view(text_of(report)));
+    return kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+    auto options = std::make_shared<BenchOptions>();
+    CLI::App* command =
+        app.add_subcommand("bench", "time layers of random weights against this machine's limits");
+    command->footer(
+        "DRAM read and the peaks of the instructions that the kernels use are measured first, in the same "
+        "run. A row's\n"
+        "limit is the lower of the kernel's arithmetic bound and what DRAM can feed; ratio is how much of it "
+        "was reached.\n"
+        "GB/s are of packed weights (4.5 bits each) of the experts hit; layers are rotated over copies, so "
+        "that weights\n"
+        "come from memory. Example:\n"
+        "  moe4 bench --shape qwen3-30b-a3b,deepseek-v3 --tokens 1,8,64 --html report.html");
+    command->add_option("--shape", options->shapes, "models, or one HIDDEN,INTERMEDIATE,EXPERTS,TOP_K each")
+        ->type_name("NAME|H,I,E,k ...")
+        ->capture_default_str();
+    command->add_option("--tokens", options->tokens, "tokens in a run")
+        ->delimiter(',')
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->capture_default_str();
+    command->add_option("--mode", options->modes, "w4a16, w4a4 or both")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"w4a16", "w4a4"}))
+        ->capture_default_str();
+    command->add_option("--routing", options->routings, "uniform, zipf or both")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"uniform", "zipf"}))
+        ->capture_default_str();
+    command->add_option("--threads", options->threads, "CPU threads (default: what this process may use)")
+        ->check(CLI::Range(1, 1024));
+    command->add_option("--layout", options->layout, "which form of the weights is read")
+        ->check(CLI::IsMember({"auto", "packed", "in-place"}))
+        ->capture_default_str();
+    command->add_option("--seconds", options->seconds, "how long to measure a row at least")
+        ->check(CLI::Range(0.01, 60.0))
+        ->capture_default_str();
+    command->add_option("--seed", options->seed, "of weights, tokens and routing")->capture_default_str();
+    command->add_option("--html", options->html, "also write a report with a roofline plot to this file");
+    command->add_flag("--json", options->json, "print one JSON document instead of the text");
+    command->callback([options, &action] { action = [options] { return bench(*options); }; });
+}
+
+}  // namespace moe4::cli
