@@ -1,0 +1,304 @@
+// moe4 layertest: are a layer's weights, its activation scales or the engine at fault?
+#include "moe4/layertest.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "command.hpp"
+#include "engine_options.hpp"
+#include "layer_input.hpp"
+#include "moe4/error.hpp"
+#include "output.hpp"
+#include "progress.hpp"
+
+namespace moe4::cli {
+
+namespace {
+
+struct Options {
+    std::string folder;
+    std::string layer;
+    std::string reference;
+    std::string input;
+    std::int64_t num_tokens = 64;
+    std::uint64_t seed = 0;
+    EngineOptions engine;
+    bool is_json = false;
+};
+
+constexpr std::int64_t kMostTokens = 1 << 20;
+
+std::vector<int> chosen_layers(const Options& options, const Checkpoint& checkpoint) {
+    if (options.layer == "all") return checkpoint.moe_layers();
+    int layer = 0;
+    const char* const end = options.layer.data() + options.layer.size();
+    const auto parsed = std::from_chars(options.layer.data(), end, layer);
+    if (parsed.ec == std::errc{} && parsed.ptr == end) return {layer};
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("--layer is \"{}\", expected a number or all", options.layer));
+}
+
+/// The tokens of a test and where each goes.
+struct Tokens {
+    std::int64_t count = 0;
+    int top_k = 0;
+    std::vector<std::uint16_t> hidden;
+    std::vector<std::int32_t> ids;
+    std::vector<float> weights;
+
+    Shape slots() const { return {count, top_k}; }
+    Routing routing() const {
+        return {{ids.data(), DType::i32, slots(), {}}, {weights.data(), DType::f32, slots(), {}}};
+    }
+};
+
+Tokens read_tokens(const LayerInput& input, const MoeConfig& config) {
+    Tokens tokens{.count = input.num_tokens(),
+                  .top_k = input.has_routing() ? input.top_k() : config.router.top_k,
+                  .hidden = {},
+                  .ids = {},
+                  .weights = {}};
+    const TensorView rows = input.hidden(0, tokens.count, tokens.hidden);
+    const auto* values = static_cast<const std::uint16_t*>(rows.data);
+    if (values != tokens.hidden.data()) tokens.hidden.assign(values, values + rows.shape.num_elements());
+    return tokens;
+}
+
+/// One layer, from its weights to its report.
+class LayerTest {
+public:
+    LayerTest(const Options& options, const Checkpoint& checkpoint,
+              const std::optional<Checkpoint>& reference, const Backend& backend, Progress& progress)
+        : options_(options),
+          checkpoint_(checkpoint),
+          reference_(reference),
+          backend_(backend),
+          progress_(progress) {}
+
+    struct Result {
+        int layer = 0;
+        Mode mode;
+        std::int64_t num_tokens = 0;
+        std::string backend;
+        std::string kernels;
+        LayertestReport report;
+    };
+
+    Result test(int layer_number) const {
+        progress_.begin(fmt::format("preparing layer {}", layer_number));
+        const Mode mode = choose_mode(options_.engine, checkpoint_, layer_number);
+        const MoeWeights weights = checkpoint_.moe_layer(layer_number);
+        std::optional<LayerInput> input;
+        if (!options_.input.empty()) input.emplace(options_.input, weights.config);
+        Tokens tokens = input ? read_tokens(*input, weights.config) : default_tokens(weights);
+        const auto layer = backend_.prepare(plan(weights.config, mode, tokens), weights);
+        route(*layer, input, tokens);
+
+        progress_.begin(fmt::format("testing layer {}, step", layer_number));
+        return {.layer = layer_number,
+                .mode = mode,
+                .num_tokens = tokens.count,
+                .backend = std::string(layer->plan().backend),
+                .kernels = kernel_names(layer->plan()),
+                .report = layertest(
+                    *layer, weights, reference_of(layer_number),
+                    {tokens.hidden.data(), DType::bf16, {tokens.count, weights.config.hidden_size}, {}},
+                    tokens.routing(), [this](int done, int total) { progress_.update(done, total); })};
+    }
+
+private:
+    Tokens default_tokens(const MoeWeights& weights) const {
+        return {.count = options_.num_tokens,
+                .top_k = weights.config.router.top_k,
+                .hidden = default_hidden(weights, options_.num_tokens, options_.seed),
+                .ids = {},
+                .weights = {}};
+    }
+
+    Plan plan(const MoeConfig& config, const Mode& mode, const Tokens& tokens) const {
+        return backend_.plan({.config = config,
+                              .precision = mode.precision,
+                              .activation_scale = mode.activation_scale,
+                              .max_tokens = tokens.count,
+                              .top_k = tokens.top_k,
+                              .experts = {},
+                              .layout = weight_layout(options_.engine)});
+    }
+
+    static void route(const Layer& layer, const std::optional<LayerInput>& input, Tokens& tokens) {
+        tokens.ids.resize(static_cast<std::size_t>(tokens.slots().num_elements()));
+        tokens.weights.resize(tokens.ids.size());
+        if (input && input->has_routing()) {
+            input->read_routing(0, tokens.count, tokens.ids.data(), tokens.weights.data());
+            return;
+        }
+        const std::int64_t hidden_size = layer.plan().problem.config.hidden_size;
+        layer.route({tokens.hidden.data(), DType::bf16, {tokens.count, hidden_size}, {}},
+                    {tokens.ids.data(), DType::i32, tokens.slots(), {}},
+                    {tokens.weights.data(), DType::f32, tokens.slots(), {}});
+    }
+
+    std::function<TensorView(int, Projection)> reference_of(int layer) const {
+        if (!reference_) return {};
+        return [this, layer](int expert, Projection projection) {
+            return reference_->unquantized_matrix(layer, expert, projection);
+        };
+    }
+
+    const Options& options_;
+    const Checkpoint& checkpoint_;
+    const std::optional<Checkpoint>& reference_;
+    const Backend& backend_;
+    Progress& progress_;
+};
+
+std::string_view cause_name(Cause cause) {
+    constexpr std::string_view kNames[] = {"none", "weights", "activations", "engine"};
+    return kNames[static_cast<int>(cause)];
+}
+
+std::vector<std::string> cells(std::string name, const Distance& distance) {
+    return {std::move(name), fmt::format("{:.6f}", distance.cosine), fmt::format("{:.3g}", distance.rel_l2),
+            fmt::format("{:.3g}", distance.max_abs)};
+}
+
+std::string text_of(const LayerTest::Result& result) {
+    const LayertestReport& report = result.report;
+    Table table({"distance", "cosine", "rel-L2", "max error"});
+    if (report.weights) {
+        table.add_row(cells("weights, dequantised against the reference", report.weights->overall));
+        for (const Projection p : {Projection::gate, Projection::up, Projection::down}) {
+            table.add_row(cells(fmt::format("    {}_proj", name_of(p)),
+                                report.weights->by_projection[static_cast<int>(p)]));
+        }
+        for (const MatrixDistance& worst : report.weights->worst) {
+            table.add_row(cells(fmt::format("    expert {} {}_proj", worst.expert, name_of(worst.projection)),
+                                worst.distance));
+        }
+    }
+    if (report.activations) table.add_row(cells("activations, w4a4 against w4a16", *report.activations));
+    table.add_row(cells("engine, against the oracle", report.engine));
+
+    std::string text = fmt::format("layer {}: {} on {} ({}), {} tokens\n", result.layer,
+                                   describe(result.mode), result.backend, result.kernels, result.num_tokens);
+    text += table.to_string();
+    if (!report.weights) text += "  weights: not compared, there is no --reference\n";
+    if (!report.activations)
+        text += fmt::format("  activations: not compared, {}\n", report.activations_note);
+    return text + fmt::format("verdict: {}\n", report.verdict);
+}
+
+Json json_of(const Distance& distance) {
+    return {{"cosine", distance.cosine}, {"rel_l2", distance.rel_l2}, {"max_abs", distance.max_abs}};
+}
+
+Json json_of(const LayertestReport::Weights& weights) {
+    Json document = json_of(weights.overall);
+    for (const Projection p : {Projection::gate, Projection::up, Projection::down}) {
+        document["projections"][std::string(name_of(p))] =
+            json_of(weights.by_projection[static_cast<int>(p)]);
+    }
+    document["worst"] = Json::array();
+    for (const MatrixDistance& matrix : weights.worst) {
+        Json entry = {{"expert", matrix.expert}, {"projection", name_of(matrix.projection)}};
+        entry.update(json_of(matrix.distance));
+        document["worst"].push_back(entry);
+    }
+    document["matrices"] = weights.matrices;
+    document["matrices_over_limit"] = weights.matrices_over_limit;
+    return document;
+}
+
+Json json_of(const LayerTest::Result& result) {
+    const LayertestReport& report = result.report;
+    Json document = {{"layer", result.layer},
+                     {"mode", name_of(result.mode.precision)},
+                     {"mode_reason", result.mode.reason}};
+    if (result.mode.precision == Precision::w4a4) {
+        document["activation_scale"] = name_of(result.mode.activation_scale);
+    }
+    document["backend"] = result.backend;
+    document["kernels"] = result.kernels;
+    document["tokens"] = result.num_tokens;
+    document["cause"] = cause_name(report.cause);
+    document["verdict"] = report.verdict;
+    document["weights"] = report.weights ? json_of(*report.weights) : Json();
+    document["activations"] = report.activations ? json_of(*report.activations) : Json();
+    if (!report.activations) document["activations_note"] = report.activations_note;
+    document["engine"] = json_of(report.engine);
+    document["engine"]["limit"] = report.engine_limit;
+    return document;
+}
+
+/// One layer is the document; of several, `cause` and `verdict` are those of the first at fault.
+Json json_of(const std::vector<LayerTest::Result>& results, const LayerTest::Result& decisive) {
+    if (results.size() == 1) return json_of(decisive);
+    Json layers = Json::array();
+    for (const LayerTest::Result& result : results) layers.push_back(json_of(result));
+    return {{"cause", cause_name(decisive.report.cause)},
+            {"verdict", decisive.report.verdict},
+            {"layers", layers}};
+}
+
+int test_layers(const Options& options) {
+    Progress progress("opening " + options.folder);
+    const Checkpoint checkpoint = Checkpoint::open(options.folder);
+    std::optional<Checkpoint> reference;
+    if (!options.reference.empty()) reference = Checkpoint::open(options.reference);
+    const auto backend = open_backend(options.engine);
+    const LayerTest layer_test(options, checkpoint, reference, *backend, progress);
+
+    std::vector<LayerTest::Result> results;
+    for (const int layer : chosen_layers(options, checkpoint)) {
+        results.push_back(layer_test.test(layer));
+        if (!options.is_json) print(text_of(results.back()));
+    }
+    if (results.empty()) {
+        throw Error(ErrorKind::unsupported, fmt::format("{} has no MoE layer", options.folder));
+    }
+    const auto at_fault = std::find_if(results.begin(), results.end(), [](const LayerTest::Result& result) {
+        return result.report.cause != Cause::none;
+    });
+    const bool is_good = at_fault == results.end();
+    if (options.is_json) print_json(json_of(results, is_good ? results.front() : *at_fault));
+    return is_good ? kOk : kCheckFailed;
+}
+
+}  // namespace
+
+void add_layertest(CLI::App& app, Action& action) {
+    CLI::App* command = app.add_subcommand(
+        "layertest", "are a layer's weights, its activation scales or the engine at fault?");
+    const auto options = std::make_shared<Options>();
+    command
+        ->add_option("DIR", options->folder, "the checkpoint: a folder of safetensors with its config.json")
+        ->required();
+    command->add_option("--layer", options->layer, "number of the MoE layer, or all")->required();
+    command->add_option("--reference", options->reference,
+                        "folder of the model before it was quantised (BF16, F16 or F32): judges the weights");
+    CLI::Option* input =
+        command->add_option("--input", options->input,
+                            "safetensors with hidden and, maybe, top_k_ids and top_k_weights, as for run");
+    command->add_option("--tokens", options->num_tokens, "without --input: that many rows of N(0, 1)")
+        ->check(CLI::Range(std::int64_t{1}, kMostTokens))
+        ->capture_default_str()
+        ->excludes(input);
+    command->add_option("--seed", options->seed, "without --input: which rows")
+        ->capture_default_str()
+        ->excludes(input);
+    add_engine_options(*command, options->engine);
+    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    command->footer(
+        "\nPrints up to three distances and one verdict; exits 1 when something is at fault.\n"
+        "  weights      dequantised against the reference: 0.06 to 0.12 is normal, over 0.16 is a fault\n"
+        "  activations  w4a4 against w4a16, both exact: 0.05 to 0.16 is normal, over 0.35 is a fault\n"
+        "  engine       the kernels against the exact result in the same mode: over 1e-3 (w4a16) or 3e-3 "
+        "(w4a4)\n"
+        "               is a fault\n"
+        "\nExample: moe4 layertest DIR --layer 3 --reference BF16_DIR");
+    command->callback([&action, options] { action = [options] { return test_layers(*options); }; });
+}
+
+}  // namespace moe4::cli
