@@ -7,6 +7,14 @@
 
 namespace moe4::cpu {
 
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernel kW4a16, kW4a4;
+}
+namespace avx512_vnni {
+extern const Kernel kW4a4;
+}
+#endif
 namespace scalar {
 extern const Kernel kW4a16, kW4a4;
 }
@@ -14,7 +22,12 @@ extern const Kernel kW4a16, kW4a4;
 namespace {
 
 constexpr const Kernel* kKernels[] = {
-    // best first; add yours here
+// best first; add yours here
+#if defined(__x86_64__)
+    &avx512_vnni::kW4a4,
+    &avx2::kW4a4,
+    &avx2::kW4a16,
+#endif
     &scalar::kW4a4,
     &scalar::kW4a16,
 };
