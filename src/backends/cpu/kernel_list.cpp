@@ -11,6 +11,9 @@ namespace moe4::cpu {
 namespace avx2 {
 extern const Kernel kW4a16, kW4a4;
 }
+namespace avx512 {
+extern const Kernel kW4a16;
+}
 namespace avx512_vnni {
 extern const Kernel kW4a4;
 }
@@ -25,6 +28,7 @@ constexpr const Kernel* kKernels[] = {
 // best first; add yours here
 #if defined(__x86_64__)
     &avx512_vnni::kW4a4,
+    &avx512::kW4a16,
     &avx2::kW4a4,
     &avx2::kW4a16,
 #endif

@@ -53,6 +53,13 @@ inline __m256i bf16_from_float(__m512 x) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16));
 }
 
+/// 2^-8 of 16 e4m3 values: a byte shifted left by 7 is that as a half. Exact for subnormal scales too, since
+/// vcvtph2ps heeds neither FTZ nor DAZ.
+inline __m512 decode_scales(const std::uint8_t* scales) {
+    const __m256i bytes = _mm256_cvtepu8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(scales)));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(bytes, 7));
+}
+
 /// A quantised block: format::quantize_activation_block with its scale as a number.
 struct QuantizedBlock {
     __m512i doubled;  // twice the e2m1 values
