@@ -27,29 +27,8 @@ std::string as_stored(const MoeWeights& weights, double multiplier) {
 constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 
 float usable_input_scale(const MoeWeights& weights, int expert, Projection projection) {
-    const std::optional<double>& scale =
-        weights.experts[static_cast<std::size_t>(expert)][projection].input_scale;
-    const std::string name = tensor_name(weights, expert, projection, weights.leaves.input_scale);
-    if (!scale) {
-        throw Error(ErrorKind::unsupported,
-                    name +
-                        " is missing, expected a calibrated activation scale for w4a4 (the activation scales "
-                        "dynamic and dynamic-token, and w4a16, do without)");
-    }
-    const auto rounded = static_cast<float>(*scale);
-    if (!(rounded >= std::numeric_limits<float>::min() && std::isfinite(rounded))) {
-        throw Error(ErrorKind::broken_file,
-                    name + " is " + as_stored(weights, *scale) + ", expected a positive normal number");
-    }
-    return rounded;
-}
-
-void check_global_scale(const MoeWeights& weights, int expert, Projection projection) {
-    const double scale = weights.experts[static_cast<std::size_t>(expert)][projection].weight.global_scale;
-    if (scale > 0.0 && std::isfinite(scale)) return;
-    throw Error(ErrorKind::broken_file,
-                tensor_name(weights, expert, projection, weights.leaves.global_scale) + " is " +
-                    as_stored(weights, scale) + ", expected a positive finite number");
+    if (const auto fault = input_scale_fault(weights, expert, projection)) throw *fault;
+    return static_cast<float>(*weights.experts[static_cast<std::size_t>(expert)][projection].input_scale);
 }
 
 /// Whether any of eight e4m3 bytes is NaN or has its sign set: of a byte without sign, adding 1 sets it for
@@ -72,25 +51,6 @@ bool row_has_bad_scale(const std::uint8_t* scales, std::int64_t num_blocks) {
     return has_bad_scale(eight);
 }
 
-void check_block_scales(const MoeWeights& weights, int expert, Projection projection) {
-    const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
-    const std::int64_t num_blocks = matrix.cols / kNvfp4BlockSize;
-    for (std::int64_t row = 0; row < matrix.rows; ++row) {
-        const std::uint8_t* scales = matrix.block_scale + row * matrix.scale_stride;
-        if (!row_has_bad_scale(scales, num_blocks)) continue;
-        const std::uint8_t* bad = std::find_if(scales, scales + num_blocks, [](std::uint8_t byte) {
-            return (byte & 0x80U) != 0 || format::e4m3_is_nan(byte);
-        });
-        char found[8];
-        std::snprintf(found, sizeof found, "0x%02X", *bad);
-        throw Error(ErrorKind::broken_file,
-                    tensor_name(weights, expert, projection, weights.leaves.block_scale) + " holds " + found +
-                        " (" + (format::e4m3_is_nan(*bad) ? "NaN" : "negative") + ") at row " +
-                        std::to_string(row) + ", block " + std::to_string(bad - scales) +
-                        ", expected scales of 0 or more");
-    }
-}
-
 }  // namespace
 
 std::string tensor_name(const MoeWeights& weights, int expert, Projection projection,
@@ -104,6 +64,51 @@ std::string tensor_name(const MoeWeights& weights, int expert, Projection projec
 std::string_view projection_name(Projection projection) {
     constexpr std::string_view kNames[] = {"gate_proj", "up_proj", "down_proj"};
     return kNames[static_cast<std::size_t>(projection)];
+}
+
+std::optional<Error> global_scale_fault(const MoeWeights& weights, int expert, Projection projection) {
+    const double scale = weights.experts[static_cast<std::size_t>(expert)][projection].weight.global_scale;
+    if (scale > 0.0 && std::isfinite(scale)) return std::nullopt;
+    return Error(ErrorKind::broken_file,
+                 tensor_name(weights, expert, projection, weights.leaves.global_scale) + " is " +
+                     as_stored(weights, scale) + ", expected a positive finite number");
+}
+
+std::optional<Error> input_scale_fault(const MoeWeights& weights, int expert, Projection projection) {
+    const std::optional<double>& scale =
+        weights.experts[static_cast<std::size_t>(expert)][projection].input_scale;
+    const std::string name = tensor_name(weights, expert, projection, weights.leaves.input_scale);
+    if (!scale) {
+        return Error(
+            ErrorKind::unsupported,
+            name +
+                " is missing, expected a calibrated activation scale for w4a4 (the activation scales "
+                "dynamic and dynamic-token, and w4a16, do without)");
+    }
+    const auto rounded = static_cast<float>(*scale);
+    if (rounded >= std::numeric_limits<float>::min() && std::isfinite(rounded)) return std::nullopt;
+    return Error(ErrorKind::broken_file,
+                 name + " is " + as_stored(weights, *scale) + ", expected a positive normal number");
+}
+
+std::optional<Error> block_scale_fault(const MoeWeights& weights, int expert, Projection projection) {
+    const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
+    const std::int64_t num_blocks = matrix.cols / kNvfp4BlockSize;
+    for (std::int64_t row = 0; row < matrix.rows; ++row) {
+        const std::uint8_t* scales = matrix.block_scale + row * matrix.scale_stride;
+        if (!row_has_bad_scale(scales, num_blocks)) continue;
+        const std::uint8_t* bad = std::find_if(scales, scales + num_blocks, [](std::uint8_t byte) {
+            return (byte & 0x80U) != 0 || format::e4m3_is_nan(byte);
+        });
+        char found[8];
+        std::snprintf(found, sizeof found, "0x%02X", *bad);
+        return Error(ErrorKind::broken_file,
+                     tensor_name(weights, expert, projection, weights.leaves.block_scale) + " holds " +
+                         found + " (" + (format::e4m3_is_nan(*bad) ? "NaN" : "negative") + ") at row " +
+                         std::to_string(row) + ", block " + std::to_string(bad - scales) +
+                         ", expected scales of 0 or more");
+    }
+    return std::nullopt;
 }
 
 HeldExperts held_experts(const ExpertRange& range, int num_experts) {
@@ -146,7 +151,9 @@ void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelF
         return false;
     };
     for (int expert = held.first; expert < held.last; ++expert) {
-        for (const Projection projection : kProjections) check_global_scale(weights, expert, projection);
+        for (const Projection projection : kProjections) {
+            if (const auto fault = global_scale_fault(weights, expert, projection)) throw *fault;
+        }
     }
 
     struct Scan {
@@ -168,8 +175,9 @@ void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelF
         for (int index = 0; index < held.last - held.first; ++index) body(&scan, index);
     }
     if (scan.lowest_bad < held.last) {
-        for (const Projection projection : kProjections)
-            check_block_scales(weights, scan.lowest_bad, projection);
+        for (const Projection projection : kProjections) {
+            if (const auto fault = block_scale_fault(weights, scan.lowest_bad, projection)) throw *fault;
+        }
     }
 }
 

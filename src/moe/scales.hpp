@@ -1,10 +1,12 @@
 #pragma once
 // Which global scales a problem uses, and the refusal of weights and scales that cannot mean anything.
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "moe4/backend.hpp"
+#include "moe4/error.hpp"
 
 namespace moe4::moe {
 
@@ -22,6 +24,12 @@ std::vector<InputScales> input_scales(const MoeWeights&, ActivationScale);
 /// Throws broken_file for a global scale that is not positive and finite, and for a block scale that is NaN
 /// or has its sign set, in any expert of `range`, naming the tensor, row and block. Parallel over experts.
 void check_weights(const MoeWeights&, ExpertRange range, const ParallelFor& = {});
+
+/// What of one matrix would be refused, as the error that would be thrown; empty: nothing. The input scale is
+/// one for layer_max and per_expert, the block scale named is the first bad one.
+std::optional<Error> global_scale_fault(const MoeWeights&, int expert, Projection);
+std::optional<Error> input_scale_fault(const MoeWeights&, int expert, Projection);
+std::optional<Error> block_scale_fault(const MoeWeights&, int expert, Projection);
 
 /// "model.layers.3.mlp.experts.17.gate_proj.weight_scale"; "layer 3, expert 17: gate_proj.weight_scale" where
 /// the weights carry no names.
