@@ -1,5 +1,7 @@
 #include "checkpoint/json_scanner.hpp"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "moe4/error.hpp"
@@ -9,6 +11,9 @@ namespace moe4::checkpoint {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr std::size_t kMaxUnescapedBytes = 16U << 20;
+constexpr std::size_t kArenaBlock = 64U << 10;
+constexpr std::size_t kMaxQuoted = 200;
 
 /// The length of the UTF-8 sequence at the start of `text`; 0 when there is none (RFC 3629: no overlong
 /// forms, no surrogates, nothing above U+10FFFF).
@@ -65,8 +70,40 @@ std::size_t first_invalid_utf8(std::string_view text) {
     return at;
 }
 
-JsonScanner::JsonScanner(std::string_view text, const std::string& source, std::deque<std::string>& owned)
-    : text_(text), source_(source), owned_(owned) {
+std::string json_string(std::string_view text) {
+    std::string out = "\"";
+    for (const char c : text) {
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+            char escaped[8];
+            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
+            out += escaped;
+            continue;
+        }
+        if (c == '"' || c == '\\') out.push_back('\\');
+        out.push_back(c);
+    }
+    return out + "\"";
+}
+
+std::string quoted(std::string_view text) {
+    if (text.size() <= kMaxQuoted) return json_string(text);
+    std::size_t size = kMaxQuoted;
+    while ((static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) --size;  // not within a character
+    return json_string(text.substr(0, size)) + "...";
+}
+
+std::string_view StringArena::keep(std::string_view text) {
+    if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < text.size()) {
+        blocks_.emplace_back().reserve(std::max(kArenaBlock, text.size()));
+    }
+    std::string& block = blocks_.back();
+    block.append(text);
+    num_bytes_ += text.size();
+    return std::string_view(block).substr(block.size() - text.size());
+}
+
+JsonScanner::JsonScanner(std::string_view text, const std::string& source, StringArena& unescaped)
+    : text_(text), source_(source), unescaped_(unescaped) {
     at_ = first_invalid_utf8(text);
     if (at_ < text.size()) fail("the JSON is not valid UTF-8");
     at_ = 0;
@@ -77,12 +114,12 @@ void JsonScanner::fail(const std::string& what) const {
                 source_ + ": " + what + " (at byte " + std::to_string(at_) + " of the JSON)");
 }
 
-void JsonScanner::skip_space() {
-    while (at_ < text_.size()) {
-        const char c = text_[at_];
-        if (c != ' ' && c != '\n' && c != '\r' && c != '\t') return;
-        ++at_;
-    }
+void JsonScanner::fail_expected(char c) const {
+    if (at_ >= text_.size()) fail("the JSON ends early");
+    const char found = text_[at_];
+    const bool is_printable = found > 0x20 && found < 0x7F;
+    fail((is_printable ? std::string("found '") + found + "'" : "found no printable character") +
+         " in the JSON, expected '" + c + "'");
 }
 
 char JsonScanner::next() {
@@ -90,17 +127,10 @@ char JsonScanner::next() {
     return text_[at_++];
 }
 
-bool JsonScanner::accept(char c) {
-    skip_space();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
-}
-
-void JsonScanner::expect(char c) {
-    if (accept(c)) return;
-    if (at_ >= text_.size()) fail("the JSON ends early");
-    fail(std::string("found '") + text_[at_] + "' in the JSON, expected '" + c + "'");
+char JsonScanner::next_in_string() {
+    const char c = next();
+    if (static_cast<unsigned char>(c) < 0x20) fail("a control character in a string of the JSON");
+    return c;
 }
 
 void JsonScanner::expect_end() {
@@ -111,11 +141,29 @@ void JsonScanner::expect_end() {
 std::string_view JsonScanner::string() {
     expect('"');
     const std::size_t start = at_;
-    for (;;) {
-        const char c = next();
-        if (c == '"') return text_.substr(start, at_ - 1 - start);
-        if (c == '\\') return unescape(start);
-        if (static_cast<unsigned char>(c) < 0x20) fail("a control character in a string of the JSON");
+    char c = next_in_string();
+    while (c != '"' && c != '\\') c = next_in_string();
+    const std::string_view plain = text_.substr(start, at_ - 1 - start);
+    if (c == '"') return plain;
+
+    scratch_ = plain;
+    for (; c != '"'; c = next_in_string()) {
+        if (c == '\\') {
+            append_utf8(scratch_, escape());
+        } else {
+            scratch_.push_back(c);
+        }
+        if (unescaped_.num_bytes() + scratch_.size() > kMaxUnescapedBytes) {
+            fail("more than 16 MB of strings with escapes in the JSON");
+        }
+    }
+    return unescaped_.keep(scratch_);
+}
+
+void JsonScanner::skip_string() {
+    expect('"');
+    for (char c = next_in_string(); c != '"'; c = next_in_string()) {
+        if (c == '\\') escape();
     }
 }
 
@@ -124,45 +172,29 @@ std::uint32_t JsonScanner::hex4() {
     for (int i = 0; i < 4; ++i) {
         const char c = next();
         const char lower = static_cast<char>(c | 0x20);
-        if (!is_digit(c) && (lower < 'a' || lower > 'f'))
+        if (!is_digit(c) && (lower < 'a' || lower > 'f')) {
             fail("a \\u in the JSON without four hexadecimal digits");
+        }
         value = value * 16 + static_cast<std::uint32_t>(is_digit(c) ? c - '0' : lower - 'a' + 10);
     }
     return value;
 }
 
-/// The rest of a string whose first backslash has just been read; it began at `start`.
-std::string_view JsonScanner::unescape(std::size_t start) {
-    std::string& out = owned_.emplace_back(text_.substr(start, at_ - 1 - start));
-    --at_;
-    for (;;) {
-        char c = next();
-        if (c == '"') return out;
-        if (static_cast<unsigned char>(c) < 0x20) fail("a control character in a string of the JSON");
-        if (c != '\\') {
-            out.push_back(c);
-            continue;
-        }
-        c = next();
-        constexpr std::string_view kEscapes = "\"\\/bfnrt";
-        constexpr std::string_view kMeanings = "\"\\/\b\f\n\r\t";
-        if (const std::size_t i = kEscapes.find(c); i != std::string_view::npos) {
-            out.push_back(kMeanings[i]);
-        } else if (c == 'u') {
-            std::uint32_t code = hex4();
-            if (code >= 0xD800 && code <= 0xDBFF) {
-                if (next() != '\\' || next() != 'u') fail("half a surrogate pair in the JSON");
-                const std::uint32_t low = hex4();
-                if (low < 0xDC00 || low > 0xDFFF) fail("half a surrogate pair in the JSON");
-                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-            } else if (code >= 0xDC00 && code <= 0xDFFF) {
-                fail("half a surrogate pair in the JSON");
-            }
-            append_utf8(out, code);
-        } else {
-            fail("an unknown escape in a string of the JSON");
-        }
+/// The character whose backslash has just been read.
+std::uint32_t JsonScanner::escape() {
+    constexpr std::string_view kEscapes = "\"\\/bfnrt";
+    constexpr std::string_view kMeanings = "\"\\/\b\f\n\r\t";
+    const char c = next();
+    if (const std::size_t i = kEscapes.find(c); i != std::string_view::npos) {
+        return static_cast<std::uint32_t>(kMeanings[i]);
     }
+    if (c != 'u') fail("an unknown escape in a string of the JSON");
+    const std::uint32_t code = hex4();
+    if (code < 0xD800 || code > 0xDFFF) return code;
+    const bool has_second_half = code < 0xDC00 && next() == '\\' && next() == 'u';
+    const std::uint32_t low = has_second_half ? hex4() : 0;
+    if (low < 0xDC00 || low > 0xDFFF) fail("half a surrogate pair in the JSON");
+    return 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
 }
 
 std::uint64_t JsonScanner::unsigned_integer() {
@@ -182,30 +214,51 @@ std::uint64_t JsonScanner::unsigned_integer() {
     return value;
 }
 
-void JsonScanner::skip_literal() {
+bool JsonScanner::skip_digits() {
     const std::size_t start = at_;
-    while (at_ < text_.size() &&
-           std::string_view(" \t\r\n,:]}[{\"").find(text_[at_]) == std::string_view::npos)
-        ++at_;
-    const std::string_view word = text_.substr(start, at_ - start);
-    if (word == "true" || word == "false" || word == "null") return;
-    const bool is_number =
-        !word.empty() && word.find_first_not_of("+-0123456789.eE") == std::string_view::npos;
-    if (!is_number) fail("an unknown word in the JSON");
+    while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
+    return at_ > start;
+}
+
+void JsonScanner::skip_number() {
+    const auto skip_one_of = [&](std::string_view choices) {
+        const bool is_there = at_ < text_.size() && choices.find(text_[at_]) != std::string_view::npos;
+        if (is_there) ++at_;
+        return is_there;
+    };
+    skip_one_of("-");
+    bool is_number = skip_one_of("0") || skip_digits();
+    if (is_number && skip_one_of(".")) is_number = skip_digits();
+    if (is_number && skip_one_of("eE")) {
+        skip_one_of("+-");
+        is_number = skip_digits();
+    }
+    if (!is_number) fail("expected a value in the JSON");
+}
+
+void JsonScanner::skip_word(std::string_view word) {
+    if (!text_.substr(at_).starts_with(word)) fail("expected a value in the JSON");
+    at_ += word.size();
 }
 
 void JsonScanner::skip_value(int depth) {
     if (depth > kMaxDepth) fail("the JSON is nested more than 64 levels deep");
     skip_space();
-    const char c = at_ < text_.size() ? text_[at_] : '\0';
-    if (c == '{') {
-        object([&](std::string_view) { skip_value(depth + 1); });
-    } else if (c == '[') {
-        array([&] { skip_value(depth + 1); });
-    } else if (c == '"') {
-        string();
-    } else {
-        skip_literal();
+    switch (at_ < text_.size() ? text_[at_] : '\0') {
+        case '{':
+            return object([&](std::string_view) { skip_value(depth + 1); });
+        case '[':
+            return array([&] { skip_value(depth + 1); });
+        case '"':
+            return skip_string();
+        case 't':
+            return skip_word("true");
+        case 'f':
+            return skip_word("false");
+        case 'n':
+            return skip_word("null");
+        default:
+            return skip_number();
     }
 }
 

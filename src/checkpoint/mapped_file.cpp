@@ -28,7 +28,8 @@ struct FileDescriptor {
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-    const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (file.value < 0) {
         const bool is_absent = errno == ENOENT || errno == ENOTDIR;
         fail(is_absent ? ErrorKind::invalid_argument : ErrorKind::machine, path, std::strerror(errno));

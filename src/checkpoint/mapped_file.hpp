@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 namespace moe4::checkpoint {
 
@@ -16,6 +17,7 @@ public:
     MappedFile& operator=(const MappedFile&) = delete;
 
     std::span<const std::byte> bytes() const { return {data_, size_}; }
+    std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
 private:
     MappedFile(const std::byte* data, std::size_t size) : data_(data), size_(size) {}

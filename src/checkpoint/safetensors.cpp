@@ -17,28 +17,21 @@ namespace moe4 {
 struct SafetensorsFile::State {
     std::shared_ptr<const checkpoint::MappedFile> file;
     checkpoint::SafetensorsHeader header;
-    std::vector<Entry> entries;
 };
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
     auto state = std::make_shared<State>();
     state->file = checkpoint::MappedFile::open(path);
-    const auto bytes = state->file->bytes();
-    state->header = checkpoint::parse_safetensors_header(
-        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());
-    state->entries.reserve(state->header.entries.size());
-    for (const auto& entry : state->header.entries) {
-        state->entries.push_back({entry.name, {bytes.data() + entry.begin, entry.dtype, entry.shape, {}}});
-    }
+    state->header = checkpoint::parse_safetensors_header(state->file->text(), path.string());
     SafetensorsFile file;
     file.state_ = std::move(state);
     return file;
 }
 
-std::span<const SafetensorsFile::Entry> SafetensorsFile::entries() const { return state_->entries; }
+std::span<const SafetensorsFile::Entry> SafetensorsFile::entries() const { return state_->header.entries; }
 
 std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
-    const auto& entries = state_->entries;
+    const auto& entries = state_->header.entries;
     const auto found =
         std::lower_bound(entries.begin(), entries.end(), name,
                          [](const Entry& entry, std::string_view n) { return entry.name < n; });
@@ -50,21 +43,6 @@ std::shared_ptr<const void> SafetensorsFile::owner() const { return state_; }
 
 namespace {
 
-std::string json_string(std::string_view text) {
-    std::string out = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') out.push_back('\\');
-        if (static_cast<unsigned char>(c) < 0x20) {
-            char escaped[8];
-            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
-            out += escaped;
-        } else {
-            out.push_back(c);
-        }
-    }
-    return out + "\"";
-}
-
 std::string header_of(std::span<const TensorSpec> tensors) {
     std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
     std::size_t offset = 0;
@@ -73,7 +51,7 @@ std::string header_of(std::span<const TensorSpec> tensors) {
         std::string shape = tensor.shape.to_string();
         std::erase(shape, ' ');
         json.append(",")
-            .append(json_string(tensor.name))
+            .append(checkpoint::json_string(tensor.name))
             .append(":{\"dtype\":\"")
             .append(dtype_name(tensor.dtype));
         json.append("\",\"shape\":")
@@ -108,8 +86,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::spa
     : state_(std::make_unique<State>()) {
     state_->path = path;
     state_->partial = path.string() + ".partial-" + std::to_string(::getpid());
-    if (std::filesystem::is_directory(path)) {
-        throw Error(ErrorKind::machine, path.string() + ": cannot be written: it is a folder");
+    std::error_code ignored;  // whatever it is, fopen says it too
+    const auto status = std::filesystem::status(path, ignored);
+    if (exists(status) &&
+        !is_regular_file(status)) {  // the rename would put a file in the place of /dev/null
+        throw Error(ErrorKind::machine, path.string() + ": cannot be written: it is not a regular file");
     }
     for (const TensorSpec& tensor : tensors) {
         state_->bytes_left += TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();

@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 #include <optional>
+#include <span>
+#include <utility>
 
-#include "checkpoint/json_scanner.hpp"
+#include "checkpoint/name_order.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::checkpoint {
@@ -25,7 +26,7 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
     throw Error(ErrorKind::broken_file, source + ": " + what);
 }
 
-std::string quoted(std::string_view name) { return "tensor \"" + std::string(name) + "\""; }
+std::string tensor(std::string_view name) { return "tensor " + quoted(name); }
 
 std::string_view header_json(std::string_view file, const std::string& source) {
     if (file.starts_with("version https://git-lfs")) {
@@ -48,109 +49,144 @@ std::string_view header_json(std::string_view file, const std::string& source) {
     return json;
 }
 
-/// One `{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}`.
-HeaderEntry parse_entry(JsonScanner& json, std::string_view name, const std::string& source) {
-    HeaderEntry entry{.name = name, .shape = {}};
-    bool has_dtype = false;
-    bool has_shape = false;
-    int num_offsets = 0;
-    const auto once = [&](bool is_second, std::string_view key) {
-        if (is_second) fail(source, quoted(name) + " has two " + std::string(key));
-    };
-    json.object([&](std::string_view key) {
-        if (key == "dtype") {
-            once(has_dtype, key);
-            has_dtype = true;
-            const std::string_view spelled = json.string();
-            const std::optional<DType> dtype = dtype_from_name(spelled);
-            if (!dtype) fail(source, quoted(name) + " has the unknown dtype " + std::string(spelled));
-            entry.dtype = *dtype;
-        } else if (key == "shape") {
-            once(has_shape, key);
-            has_shape = true;
-            json.array([&] {
-                if (entry.shape.rank == Shape::kMaxRank)
-                    fail(source, quoted(name) + " has more than 8 dimensions");
-                const std::uint64_t size = json.unsigned_integer();
-                if (size > INT64_MAX)
-                    fail(source, quoted(name) + " has the impossible size " + std::to_string(size));
-                entry.shape.dims[static_cast<std::size_t>(entry.shape.rank++)] =
-                    static_cast<std::int64_t>(size);
-            });
-        } else if (key == "data_offsets") {
-            once(num_offsets > 0, key);
-            json.array([&] {
-                const std::uint64_t offset = json.unsigned_integer();
-                (num_offsets == 0 ? entry.begin : entry.end) = offset;
-                ++num_offsets;
-            });
-            if (num_offsets != 2) fail(source, quoted(name) + " needs two data_offsets");
-        } else {
-            fail(source, quoted(name) + " has the unknown key \"" + std::string(key) + "\"");
+/// What the header says of one tensor, small because a header has room for two million of them.
+struct Claim {
+    std::uint64_t begin = 0;  // bytes from the end of the header
+    std::uint64_t end = 0;
+    const char* name = nullptr;
+    std::uint32_t name_length = 0;
+    std::uint32_t dtype : 5 = 0;
+    std::uint32_t shape_at : 27 = 0;  // where the header spells the shape; 27 bits reach beyond 100 MB
+
+    std::string_view name_view() const { return {name, name_length}; }
+};
+static_assert(kMaxHeaderBytes < (1U << 27) && static_cast<int>(DType::u64) < (1 << 5));
+
+/// The fewest bytes that a tensor takes in the header.
+constexpr std::size_t kMinEntryBytes =
+    std::string_view(R"("":{"dtype":"U8","shape":[],"data_offsets":[0,0]},)").size();
+
+Shape parse_shape(JsonScanner& json, std::string_view name) {
+    Shape shape;
+    json.array([&] {
+        if (shape.rank == Shape::kMaxRank) json.fail(tensor(name) + " has more than 8 dimensions");
+        const std::uint64_t size = json.unsigned_integer();
+        if (size > INT64_MAX) {
+            json.fail(tensor(name) + " has a dimension of " + std::to_string(size) + ", expected below 2^63");
         }
+        shape.dims[static_cast<std::size_t>(shape.rank++)] = static_cast<std::int64_t>(size);
     });
-    if (!has_dtype || !has_shape || num_offsets != 2) {
-        fail(source, quoted(name) + " lacks its dtype, shape or data_offsets");
-    }
-    return entry;
+    return shape;
+}
+
+DType parse_dtype(JsonScanner& json, std::string_view name) {
+    const std::string_view spelled = json.string();
+    const std::optional<DType> dtype = dtype_from_name(spelled);
+    if (!dtype) json.fail(tensor(name) + " has the unknown dtype " + quoted(spelled));
+    return *dtype;
 }
 
 /// Bytes that shape and dtype need; empty when they overflow or end within a byte.
-std::optional<std::uint64_t> needed_bytes(const HeaderEntry& entry) {
-    std::uint64_t bits = static_cast<std::uint64_t>(dtype_bits(entry.dtype));
-    const auto dims = entry.shape.dims.begin();
-    if (std::find(dims, dims + entry.shape.rank, 0) != dims + entry.shape.rank) return 0;
-    for (int axis = 0; axis < entry.shape.rank; ++axis) {
-        if (__builtin_mul_overflow(bits, static_cast<std::uint64_t>(entry.shape[axis]), &bits))
-            return std::nullopt;
+std::optional<std::uint64_t> needed_bytes(DType dtype, const Shape& shape) {
+    const auto dims = std::span(shape.dims).first(static_cast<std::size_t>(shape.rank));
+    if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return 0;
+    auto bits = static_cast<std::uint64_t>(dtype_bits(dtype));
+    for (const std::int64_t size : dims) {
+        if (__builtin_mul_overflow(bits, static_cast<std::uint64_t>(size), &bits)) return std::nullopt;
     }
     if (bits % 8 != 0) return std::nullopt;
     return bits / 8;
 }
 
-void check_size(const HeaderEntry& entry, const std::string& source) {
-    if (entry.end < entry.begin) fail(source, quoted(entry.name) + " ends before it begins");
-    const std::optional<std::uint64_t> needed = needed_bytes(entry);
-    const std::string described =
-        quoted(entry.name) + " is " + std::string(dtype_name(entry.dtype)) + " " + entry.shape.to_string();
-    if (!needed) fail(source, described + ", which is no possible number of bytes");
-    if (*needed != entry.end - entry.begin) {
-        fail(source, described + " and needs " + std::to_string(*needed) +
-                         " bytes, but its data_offsets span " + std::to_string(entry.end - entry.begin));
+void check_size(std::string_view name, DType dtype, const Shape& shape, std::uint64_t begin,
+                std::uint64_t end, const std::string& source) {
+    if (end < begin) {
+        fail(source, tensor(name) + " ends at byte " + std::to_string(end) + ", before it begins at " +
+                         std::to_string(begin));
     }
+    const std::optional<std::uint64_t> needed = needed_bytes(dtype, shape);
+    if (needed && *needed == end - begin) return;
+    const std::string described =
+        tensor(name) + " is " + std::string(dtype_name(dtype)) + " " + shape.to_string();
+    if (!needed) fail(source, described + ", which is no possible number of bytes");
+    fail(source, described + " and needs " + std::to_string(*needed) + " bytes, but its data_offsets span " +
+                     std::to_string(end - begin));
 }
 
-/// Sorts the entries by what `key` gives of them.
-template <class Key>
-std::vector<std::uint32_t> order_by(const std::vector<HeaderEntry>& entries, Key key) {
-    std::vector<std::uint32_t> order(entries.size());
-    std::iota(order.begin(), order.end(), 0U);
-    const auto less = [&](std::uint32_t a, std::uint32_t b) { return key(entries[a]) < key(entries[b]); };
-    if (!std::is_sorted(order.begin(), order.end(), less)) std::sort(order.begin(), order.end(), less);
-    return order;
+/// One `{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}`. Other members are skipped, as the
+/// format's reference implementation does.
+Claim parse_claim(JsonScanner& json, std::string_view name, const std::string& source) {
+    Claim claim{.name = name.data(), .name_length = static_cast<std::uint32_t>(name.size())};
+    std::optional<DType> dtype;
+    std::optional<Shape> shape;
+    int num_offsets = 0;
+    const auto once = [&](bool is_second, std::string_view key) {
+        if (is_second) fail(source, tensor(name) + " has two " + std::string(key));
+    };
+    json.object([&](std::string_view key) {
+        if (key == "dtype") {
+            once(dtype.has_value(), key);
+            dtype = parse_dtype(json, name);
+        } else if (key == "shape") {
+            once(shape.has_value(), key);
+            claim.shape_at = static_cast<std::uint32_t>(json.position()) & ((1U << 27) - 1);
+            shape = parse_shape(json, name);
+        } else if (key == "data_offsets") {
+            once(num_offsets > 0, key);
+            json.array([&] {
+                (num_offsets == 0 ? claim.begin : claim.end) = json.unsigned_integer();
+                if (++num_offsets > 2) fail(source, tensor(name) + " has more than two data_offsets");
+            });
+        } else {
+            json.skip_value();
+        }
+    });
+    if (!dtype || !shape || num_offsets != 2) {
+        fail(source, tensor(name) + " lacks its dtype, shape or data_offsets");
+    }
+    claim.dtype = static_cast<std::uint32_t>(*dtype) & 31U;
+    check_size(name, *dtype, *shape, claim.begin, claim.end, source);
+    return claim;
+}
+
+std::vector<Claim> parse_claims(JsonScanner& json, std::size_t header_bytes, const std::string& source) {
+    std::vector<Claim> claims;
+    claims.reserve(header_bytes / kMinEntryBytes + 1);  // never grows; pages that stay unused cost nothing
+    bool has_metadata = false;
+    json.object([&](std::string_view name) {
+        if (name != "__metadata__") return claims.push_back(parse_claim(json, name, source));
+        if (std::exchange(has_metadata, true)) fail(source, "has two __metadata__");
+        json.object([&](std::string_view) { json.skip_string(); });
+    });
+    json.expect_end();
+    return claims;
 }
 
 /// The data of the tensors follow one another from the first to the last byte behind the header.
-void check_coverage(const std::vector<HeaderEntry>& entries, std::uint64_t data_bytes,
-                    const std::string& source) {
-    const auto order = order_by(entries, [](const HeaderEntry& e) { return std::pair(e.begin, e.end); });
+void check_coverage(std::vector<Claim>& claims, std::uint64_t data_bytes, const std::string& source) {
+    const auto by_place = [](const Claim& a, const Claim& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    };
+    if (!std::is_sorted(claims.begin(), claims.end(), by_place))
+        std::sort(claims.begin(), claims.end(), by_place);
     std::uint64_t covered = 0;
-    for (const std::uint32_t i : order) {
-        const HeaderEntry& entry = entries[i];
-        if (entry.begin < covered) fail(source, quoted(entry.name) + " overlaps the tensor before it");
-        if (entry.begin > covered) {
-            fail(source, std::to_string(entry.begin - covered) + " bytes before " + quoted(entry.name) +
-                             " belong to no tensor");
+    for (const Claim& claim : claims) {
+        if (claim.begin < covered) {
+            fail(source, tensor(claim.name_view()) + " begins at byte " + std::to_string(claim.begin) +
+                             " of the data and overlaps the tensor before it, which ends at " +
+                             std::to_string(covered));
         }
-        covered = entry.end;
+        if (claim.begin > covered) {
+            fail(source, std::to_string(claim.begin - covered) + " bytes before " +
+                             tensor(claim.name_view()) + " belong to no tensor");
+        }
+        covered = claim.end;
     }
-    if (covered > data_bytes) {
-        fail(source, "the tensors need " + std::to_string(covered) + " bytes, but " +
-                         std::to_string(data_bytes) + " follow the header: the file is cut short");
-    }
+    const std::string sizes = "the tensors need " + std::to_string(covered) + " bytes, but " +
+                              std::to_string(data_bytes) + " follow the header: ";
+    if (covered > data_bytes) fail(source, sizes + "the file is cut short");
     if (covered < data_bytes) {
-        fail(source,
-             std::to_string(data_bytes - covered) + " bytes after the last tensor belong to no tensor");
+        fail(source, sizes + std::to_string(data_bytes - covered) + " at the end belong to no tensor");
     }
 }
 
@@ -159,28 +195,24 @@ void check_coverage(const std::vector<HeaderEntry>& entries, std::uint64_t data_
 SafetensorsHeader parse_safetensors_header(std::string_view file, const std::string& source) {
     const std::string_view text = header_json(file, source);
     SafetensorsHeader header;
-    std::vector<HeaderEntry> entries;
-    JsonScanner json(text, source, header.owned_names);
-    json.object([&](std::string_view name) {
-        if (name == "__metadata__") {
-            json.object([&](std::string_view) { json.string(); });
-            return;
-        }
-        entries.push_back(parse_entry(json, name, source));
-        check_size(entries.back(), source);
-    });
-    json.expect_end();
+    JsonScanner json(text, source, header.unescaped_names);
+    std::vector<Claim> claims = parse_claims(json, text.size(), source);
+    check_coverage(claims, file.size() - kLengthBytes - text.size(), source);
 
-    const std::uint64_t data_begin = kLengthBytes + text.size();
-    check_coverage(entries, file.size() - data_begin, source);
-    header.entries.reserve(entries.size());
-    for (const std::uint32_t i : order_by(entries, [](const HeaderEntry& e) { return e.name; })) {
-        if (!header.entries.empty() && header.entries.back().name == entries[i].name) {
-            fail(source, quoted(entries[i].name) + " stands twice in the header");
-        }
-        header.entries.push_back(entries[i]);
-        header.entries.back().begin += data_begin;
-        header.entries.back().end += data_begin;
+    const auto name_of = [&](std::uint32_t i) { return claims[i].name_view(); };
+    const std::vector<std::uint32_t> order = order_by_name(claims.size(), name_of);
+    const auto twice = std::adjacent_find(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return name_of(a) == name_of(b);
+    });
+    if (twice != order.end()) fail(source, tensor(name_of(*twice)) + " stands twice in the header");
+
+    const char* data = file.data() + kLengthBytes + text.size();
+    header.entries.reserve(claims.size());
+    for (const std::uint32_t i : order) {
+        json.return_to(claims[i].shape_at);
+        const Shape shape = parse_shape(json, name_of(i));
+        header.entries.push_back(
+            {name_of(i), {data + claims[i].begin, static_cast<DType>(claims[i].dtype), shape, {}}});
     }
     return header;
 }

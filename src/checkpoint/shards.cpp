@@ -1,12 +1,13 @@
 #include "checkpoint/shards.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "checkpoint/json_scanner.hpp"
 #include "checkpoint/mapped_file.hpp"
+#include "checkpoint/name_order.hpp"
 #include "checkpoint/safetensors_header.hpp"
 #include "moe4/error.hpp"
 
@@ -14,52 +15,111 @@ namespace moe4::checkpoint {
 
 namespace fs = std::filesystem;
 
-struct ShardedTensors::Shard {
+namespace {
+
+constexpr std::uint32_t kAbsent = UINT32_MAX;
+constexpr std::size_t kMaxWarnings = 16;
+
+struct Shard {
     std::shared_ptr<const MappedFile> file;
     SafetensorsHeader header;
 };
 
 /// model.safetensors.index.json: which file holds which tensor.
-struct ShardedTensors::Index {
+struct Index {
+    struct File {
+        std::string_view name;
+        std::uint32_t shard = kAbsent;
+    };
     struct Entry {
         std::string_view name;
-        std::string_view shard_file;
+        std::uint32_t file = 0;
     };
-    static constexpr std::uint32_t kAbsent = UINT32_MAX;
-
     std::string path;
-    std::shared_ptr<const MappedFile> file;
-    std::deque<std::string> owned;                       // strings with escapes
-    std::vector<Entry> entries;                          // sorted by name
-    std::map<std::string_view, std::uint32_t> shard_of;  // file name -> shard, or kAbsent
+    std::shared_ptr<const MappedFile> json;
+    StringArena unescaped;
+    std::vector<File> files;
+    std::vector<Entry> entries;  // sorted by name, unique
 };
-
-namespace {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
     throw Error(ErrorKind::broken_file, where + ": " + what);
 }
 
-std::string quoted(std::string_view name) { return "tensor \"" + std::string(name) + "\""; }
-
-std::string_view text_of(const MappedFile& file) {
-    return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+bool is_there(const fs::path& path) {
+    std::error_code
+        ignored;  // a file that may not be looked at is there; opening it says why it cannot be read
+    return fs::exists(fs::status(path, ignored));
 }
 
 std::optional<fs::path> find_index(const fs::path& folder) {
     for (const char* name : {"model.safetensors.index.json", "consolidated.safetensors.index.json"}) {
-        if (fs::exists(folder / name)) return folder / name;
+        if (is_there(folder / name)) return folder / name;
     }
     return std::nullopt;
 }
 
 std::vector<fs::path> safetensors_files(const fs::path& folder) {
     std::vector<fs::path> paths;
-    for (const auto& file : fs::directory_iterator(folder)) {
-        if (file.path().extension() == ".safetensors") paths.push_back(file.path());
+    std::error_code error;
+    for (fs::directory_iterator file(folder, error), end; !error && file != end; file.increment(error)) {
+        if (file->path().extension() == ".safetensors") paths.push_back(file->path());
     }
+    if (error) throw Error(ErrorKind::machine, folder.string() + ": " + error.message());
+    if (paths.empty()) fail(folder.string(), "holds no *.safetensors file");
     std::sort(paths.begin(), paths.end());
     return paths;
+}
+
+bool leaves_folder(std::string_view file) {
+    return file.empty() || file == "." || file == ".." ||
+           file.find_first_of(std::string_view("/\0", 2)) != std::string_view::npos;
+}
+
+/// The members of weight_map, {name: file}, in the order of the index.
+void parse_weight_map(JsonScanner& json, Index& index) {
+    std::map<std::string_view, std::uint32_t> number_of;
+    json.object([&](std::string_view name) {
+        const std::string_view file = json.string();
+        if (leaves_folder(file)) {
+            fail(index.path, "tensor " + quoted(name) + " lies in " + quoted(file) +
+                                 ", expected the name of a file in the same folder");
+        }
+        const auto number = static_cast<std::uint32_t>(index.files.size());
+        const auto [known, is_new] = number_of.emplace(file, number);
+        if (is_new) index.files.push_back({file});
+        index.entries.push_back({name, known->second});
+    });
+}
+
+void sort_entries(Index& index) {
+    const auto name_of = [&](std::uint32_t i) { return index.entries[i].name; };
+    std::vector<Index::Entry> sorted;
+    sorted.reserve(index.entries.size());
+    for (const std::uint32_t i : order_by_name(index.entries.size(), name_of)) {
+        if (!sorted.empty() && sorted.back().name == name_of(i)) {
+            fail(index.path, "tensor " + quoted(name_of(i)) + " stands twice");
+        }
+        sorted.push_back(index.entries[i]);
+    }
+    index.entries = std::move(sorted);
+}
+
+std::shared_ptr<Index> read_index(const fs::path& path) {
+    auto index = std::make_shared<Index>();
+    index->path = path.string();
+    index->json = MappedFile::open(path);
+    JsonScanner json(index->json->text(), index->path, index->unescaped);
+    bool has_map = false;
+    json.object([&](std::string_view key) {
+        if (key != "weight_map") return json.skip_value();
+        if (std::exchange(has_map, true)) fail(index->path, "has two weight_maps");
+        parse_weight_map(json, *index);
+    });
+    json.expect_end();
+    if (!has_map) fail(index->path, "has no weight_map");
+    sort_entries(*index);
+    return index;
 }
 
 template <class Entry>
@@ -70,38 +130,105 @@ const Entry* find_by_name(const std::vector<Entry>& entries, std::string_view na
     return found != entries.end() && found->name == name ? &*found : nullptr;
 }
 
-/// Parses {"weight_map": {name: file}, ...}; everything else in it is skipped.
-template <class Index>
-void parse_index(Index& index) {
-    JsonScanner json(text_of(*index.file), index.path, index.owned);
-    bool has_map = false;
-    json.object([&](std::string_view key) {
-        if (key != "weight_map") return json.skip_value();
-        if (has_map) fail(index.path, "has two weight_maps");
-        has_map = true;
-        json.object([&](std::string_view name) { index.entries.push_back({name, json.string()}); });
-    });
-    json.expect_end();
-    if (!has_map) fail(index.path, "has no weight_map");
-    const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
-    if (!std::is_sorted(index.entries.begin(), index.entries.end(), by_name)) {
-        std::sort(index.entries.begin(), index.entries.end(), by_name);
-    }
-    for (std::size_t i = 0; i < index.entries.size(); ++i) {
-        const auto& [name, shard_file] = index.entries[i];
-        if (i > 0 && index.entries[i - 1].name == name) fail(index.path, quoted(name) + " stands twice");
-        const bool is_new = index.shard_of.emplace(shard_file, Index::kAbsent).second;
-        const bool leaves_folder = shard_file.empty() || shard_file == "." || shard_file == ".." ||
-                                   shard_file.find('/') != std::string_view::npos ||
-                                   shard_file.find('\0') != std::string_view::npos;
-        if (is_new && leaves_folder) {
-            fail(index.path, quoted(name) + " lies in \"" + std::string(shard_file) +
-                                 "\", expected a file of the same folder");
-        }
-    }
-}
-
 }  // namespace
+
+class ShardedTensors::Join {
+public:
+    Join(ShardedTensors& tensors, const Index* index) : tensors_(tensors), index_(index) {}
+
+    void add_shard(const fs::path& path) {
+        auto shard = std::make_shared<Shard>();
+        shard->file = MappedFile::open(path);
+        shard->header = parse_safetensors_header(shard->file->text(), path.string());
+        const auto number = static_cast<std::uint32_t>(shards_.size());
+        for (const auto& entry : shard->header.entries) held_.push_back({&entry, number});
+        tensors_.shard_paths_.push_back(path.string());
+        tensors_.owners_.push_back(shard);
+        shards_.push_back(std::move(shard));
+    }
+
+    /// Walks the names of the shards and of the index side by side.
+    void finish() {
+        sort_held();
+        tensors_.entries_.reserve(held_.size());
+        const std::span promises = index_ ? std::span(index_->entries) : std::span<const Index::Entry>();
+        std::size_t first = 0;
+        auto promise = promises.begin();
+        while (first < held_.size() || promise != promises.end()) {
+            const bool index_is_next =
+                first == held_.size() || (promise != promises.end() && promise->name < held_[first].name());
+            const std::string_view name = index_is_next ? promise->name : held_[first].name();
+            std::size_t last = first;
+            while (last < held_.size() && held_[last].name() == name) ++last;
+            const bool is_promised = promise != promises.end() && promise->name == name;
+            settle(name, std::span(held_).subspan(first, last - first),
+                   is_promised ? &index_->files[promise->file] : nullptr);
+            first = last;
+            if (is_promised) ++promise;
+        }
+        if (num_misplaced_ > kMaxWarnings) {
+            tensors_.warnings_.push_back(index_->path + ": " + std::to_string(num_misplaced_ - kMaxWarnings) +
+                                         " more tensors lie in another shard than promised");
+        }
+        for (auto& shard : shards_) shard->header.entries = {};  // they are in entries_ now
+    }
+
+private:
+    struct Held {
+        const SafetensorsFile::Entry* entry;
+        std::uint32_t shard;
+        std::string_view name() const { return entry->name; }
+    };
+
+    void sort_held() {
+        std::vector<Held> sorted;
+        sorted.reserve(held_.size());
+        const auto name_of = [&](std::uint32_t i) { return held_[i].name(); };
+        for (const std::uint32_t i : order_by_name(held_.size(), name_of)) sorted.push_back(held_[i]);
+        held_ = std::move(sorted);
+    }
+
+    /// Decides which of the shards that hold a name has the tensor; `promised` is null without an index
+    /// entry.
+    void settle(std::string_view name, std::span<const Held> holders, const Index::File* promised) {
+        if (promised != nullptr) {
+            for (const Held& held : holders) {
+                if (held.shard == promised->shard) return take(held);
+            }
+            if (holders.empty() && promised->shard == kAbsent) {
+                return tensors_.missing_.push_back({name, promised->name});
+            }
+            if (holders.size() != 1) fail(index_->path, misplaced(name, holders, *promised));
+            if (++num_misplaced_ <= kMaxWarnings) {
+                tensors_.warnings_.push_back(index_->path + ": " + misplaced(name, holders, *promised));
+            }
+        } else if (holders.size() > 1) {
+            fail(path_of(holders[0]), "tensor " + quoted(name) + " is also in " + path_of(holders[1]) +
+                                          ", and no index says which holds");
+        }
+        take(holders[0]);
+    }
+
+    std::string misplaced(std::string_view name, std::span<const Held> holders,
+                          const Index::File& promised) const {
+        std::string sentence = "tensor " + quoted(name) + " is promised in " + quoted(promised.name);
+        if (holders.empty()) return sentence + ", which does not hold it, nor does another shard";
+        sentence += ", but lies in " + path_of(holders[0]);
+        if (holders.size() > 1) sentence += " and in " + path_of(holders[1]);
+        return sentence;
+    }
+
+    void take(const Held& held) {
+        tensors_.entries_.push_back({held.entry->name, held.entry->tensor, held.shard});
+    }
+    const std::string& path_of(const Held& held) const { return tensors_.shard_paths_[held.shard]; }
+
+    ShardedTensors& tensors_;
+    const Index* index_;
+    std::vector<std::shared_ptr<Shard>> shards_;
+    std::vector<Held> held_;
+    std::size_t num_misplaced_ = 0;
+};
 
 std::shared_ptr<const ShardedTensors> ShardedTensors::open(const fs::path& folder) {
     std::error_code ignored;
@@ -109,87 +236,23 @@ std::shared_ptr<const ShardedTensors> ShardedTensors::open(const fs::path& folde
         throw Error(ErrorKind::invalid_argument, folder.string() + ": no such folder");
     }
     auto tensors = std::make_shared<ShardedTensors>();
-    std::vector<fs::path> paths;
     if (const auto index_path = find_index(folder)) {
-        auto index = std::make_shared<Index>();
-        index->path = index_path->string();
-        index->file = MappedFile::open(*index_path);
-        parse_index(*index);
-        for (auto& [shard_file, shard] : index->shard_of) {
-            if (!fs::exists(folder / shard_file)) continue;
-            shard = static_cast<std::uint32_t>(paths.size());
-            paths.push_back(folder / shard_file);
+        const std::shared_ptr<Index> index = read_index(*index_path);
+        tensors->owners_.push_back(index);
+        Join join(*tensors, index.get());
+        std::uint32_t num_shards = 0;
+        for (Index::File& file : index->files) {
+            if (!is_there(folder / file.name)) continue;
+            file.shard = num_shards++;
+            join.add_shard(folder / file.name);
         }
-        tensors->index_ = std::move(index);
+        join.finish();
     } else {
-        paths = safetensors_files(folder);
-        if (paths.empty()) fail(folder.string(), "holds no *.safetensors file");
+        Join join(*tensors, nullptr);
+        for (const fs::path& path : safetensors_files(folder)) join.add_shard(path);
+        join.finish();
     }
-    tensors->read_shards(paths);
-    tensors->merge(tensors->index_.get());
-    if (tensors->index_) tensors->check_index(*tensors->index_);
     return tensors;
-}
-
-void ShardedTensors::read_shards(const std::vector<fs::path>& paths) {
-    for (const fs::path& path : paths) {
-        auto shard = std::make_shared<Shard>();
-        shard->file = MappedFile::open(path);
-        shard->header = parse_safetensors_header(text_of(*shard->file), path.string());
-        const auto number = static_cast<std::uint32_t>(shards_.size());
-        for (const HeaderEntry& entry : shard->header.entries) {
-            entries_.push_back({entry.name,
-                                {shard->file->bytes().data() + entry.begin, entry.dtype, entry.shape, {}},
-                                number});
-        }
-        shards_.push_back(std::move(shard));
-        shard_paths_.push_back(path.string());
-    }
-    const auto by_name = [](const ShardEntry& a, const ShardEntry& b) {
-        return std::pair(a.name, a.shard) < std::pair(b.name, b.shard);
-    };
-    if (!std::is_sorted(entries_.begin(), entries_.end(), by_name))
-        std::sort(entries_.begin(), entries_.end(), by_name);
-}
-
-/// Leaves one entry a name: the index's where several shards hold it.
-void ShardedTensors::merge(const Index* index) {
-    std::size_t kept = 0;
-    for (std::size_t first = 0; first < entries_.size();) {
-        std::size_t last = first + 1;
-        while (last < entries_.size() && entries_[last].name == entries_[first].name) ++last;
-        std::size_t chosen = first;
-        if (last - first > 1) {
-            const Index::Entry* wanted =
-                index != nullptr ? find_by_name(index->entries, entries_[first].name) : nullptr;
-            const std::uint32_t shard =
-                wanted != nullptr ? index->shard_of.at(wanted->shard_file) : Index::kAbsent;
-            while (chosen < last && entries_[chosen].shard != shard) ++chosen;
-            if (chosen == last) {
-                fail(shard_paths_[entries_[first].shard], quoted(entries_[first].name) + " is also in " +
-                                                              shard_paths_[entries_[first + 1].shard] +
-                                                              ", and no index says which holds");
-            }
-        }
-        entries_[kept++] = entries_[chosen];
-        first = last;
-    }
-    entries_.resize(kept);
-}
-
-void ShardedTensors::check_index(const Index& index) {
-    for (const auto& [name, shard_file] : index.entries) {
-        const std::uint32_t shard = index.shard_of.at(shard_file);
-        const ShardEntry* entry = find(name);
-        if (entry != nullptr && entry->shard == shard) continue;
-        if (shard == Index::kAbsent) {
-            if (entry == nullptr) missing_.push_back({name, shard_file});
-            continue;
-        }
-        const std::string promise = quoted(name) + " is promised in " + std::string(shard_file);
-        if (entry == nullptr) fail(index.path, promise + ", which does not hold it, nor does another shard");
-        warnings_.push_back(index.path + ": " + promise + ", but lies in " + shard_path(*entry));
-    }
 }
 
 const ShardEntry* ShardedTensors::find(std::string_view name) const { return find_by_name(entries_, name); }

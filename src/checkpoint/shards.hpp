@@ -27,9 +27,10 @@ class ShardedTensors {
 public:
     /// Maps every shard that is there and checks its header. Rules:
     ///   with an index (model. or consolidated.safetensors.index.json): the shards that it names, all their
-    ///   tensors; of a name in two shards the index's is taken; an entry whose shard lacks it is a warning
-    ///   where exactly one other shard holds it, else an error; a shard that is absent leaves its entries in
-    ///   missing(); without: all *.safetensors of the folder; a name in two of them is an error.
+    ///   tensors; of a name in two shards the one that the index says is taken; an entry whose shard lacks
+    ///   it is a warning where exactly one other shard holds it, else an error; a shard that is absent
+    ///   leaves those of its entries that no other shard holds in missing();
+    ///   without: all *.safetensors of the folder; a name in two of them is an error.
     /// Throws invalid_argument (no such folder), broken_file or machine.
     static std::shared_ptr<const ShardedTensors> open(const std::filesystem::path& folder);
 
@@ -42,18 +43,13 @@ public:
     std::uint64_t num_bytes() const;  // of all entries
 
 private:
-    struct Shard;
-    struct Index;
-    void read_shards(const std::vector<std::filesystem::path>& paths);
-    void merge(const Index* index);
-    void check_index(const Index& index);
+    class Join;  // makes one set of many files
 
-    std::vector<std::shared_ptr<const Shard>> shards_;
-    std::vector<std::string> shard_paths_;
-    std::shared_ptr<const Index> index_;
     std::vector<ShardEntry> entries_;
     std::vector<MissingEntry> missing_;
+    std::vector<std::string> shard_paths_;
     std::vector<std::string> warnings_;
+    std::vector<std::shared_ptr<const void>> owners_;  // of the bytes and names that the entries point to
 };
 
 }  // namespace moe4::checkpoint

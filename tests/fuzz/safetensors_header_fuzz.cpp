@@ -14,8 +14,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         file.replace(0, 1, reinterpret_cast<const char*>(&length), sizeof length);
     }
     try {
-        for (const auto& entry : moe4::checkpoint::parse_safetensors_header(file, "fuzz").entries) {
-            if (entry.begin > entry.end || entry.end > file.size()) std::abort();
+        const auto header = moe4::checkpoint::parse_safetensors_header(file, "fuzz");
+        for (const auto& entry : header.entries) {
+            const char* begin = static_cast<const char*>(entry.tensor.data);
+            const char* end = file.data() + file.size();
+            if (begin < file.data() || begin > end) std::abort();
+            if (entry.tensor.num_bytes() > static_cast<std::size_t>(end - begin)) std::abort();
         }
     } catch (const moe4::Error&) {
     }
