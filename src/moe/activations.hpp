@@ -14,7 +14,7 @@ namespace moe4::moe {
 /// included. n = round(x / ln 2), r = x - n ln 2 in two parts, e^r by the polynomial of Cephes expf, scaled
 /// by 2^n in two steps.
 template <class F>
-F exp(F x) {
+constexpr F exp(F x) {
     constexpr float kRoundToInteger = 0x1.8p23F;  // adding it leaves the integer in the low mantissa bits
     x = max(F::set(-104.0F), min(F::set(89.0F), x));
     const F shifted = fma(x, F::set(0x1.715476p+0F), F::set(kRoundToInteger));
@@ -40,7 +40,7 @@ F exp(F x) {
 /// h = gate / (1 + exp(-gate)) * up
 struct Silu {
     template <class F>
-    static F apply(F gate, F up) {
+    static constexpr F apply(F gate, F up) {
         return gate / (F::set(1.0F) + moe::exp(F::set(0.0F) - gate)) * up;
     }
 };

@@ -3,9 +3,7 @@
 #include "moe/reference.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 
 #include "format/bf16.hpp"
@@ -33,43 +31,49 @@ double activate(double gate, double up) { return gate / (1.0 + std::exp(-gate)) 
 std::uint16_t to_bf16(float x) { return format::bf16_from_float(x); }
 std::uint16_t to_bf16(double x) { return format::bf16_from_double(x); }
 
-/// A row as it meets the other operand: block k / 16 has codes (values in units of 1) and the scale they
-/// share. bf16 activations are codes with every scale 1.
+/// A row as it meets the other operand: the values of block k / 16 are codes that share a scale. bf16
+/// activations are codes whose scales are 1.
+template <class Real>
 struct Row {
-    std::vector<float> codes;
-    std::vector<float> scales;
+    std::vector<Real> codes;
+    std::vector<Real> scales;
+    explicit Row(std::size_t size) : codes(size), scales(size / kBlock, Real{1}) {}
 };
 
-Row weight_row(const Nvfp4View& matrix, std::int64_t row) {
-    Row result{std::vector<float>(index(matrix.cols)), std::vector<float>(index(matrix.cols) / kBlock)};
-    const std::uint8_t* packed = matrix.packed + row * matrix.packed_stride;
-    const std::uint8_t* scales = matrix.block_scale + row * matrix.scale_stride;
-    for (std::size_t k = 0; k < result.codes.size(); ++k) {
-        result.codes[k] = format::e2m1_decode(static_cast<std::uint8_t>(packed[k / 2] >> (k % 2 * 4)));
+template <class Real>
+Row<Real> weight_row(const Nvfp4View& matrix, std::int64_t n) {
+    Row<Real> row(index(matrix.cols));
+    const std::uint8_t* packed = matrix.packed + n * matrix.packed_stride;
+    for (std::size_t k = 0; k < row.codes.size(); ++k) {
+        row.codes[k] = format::e2m1_decode(static_cast<std::uint8_t>(packed[k / 2] >> (k % 2 * 4)));
     }
-    for (std::size_t b = 0; b < result.scales.size(); ++b) result.scales[b] = format::e4m3_decode(scales[b]);
-    return result;
+    const std::uint8_t* scales = matrix.block_scale + n * matrix.scale_stride;
+    std::transform(scales, scales + row.scales.size(), row.scales.begin(), format::e4m3_decode);
+    return row;
 }
 
-Row bf16_row(std::span<const std::uint16_t> x) {
-    Row row{std::vector<float>(x.size()), std::vector<float>(x.size() / kBlock, 1.0F)};
+template <class Real>
+Row<Real> bf16_row(std::span<const std::uint16_t> x) {
+    Row<Real> row(x.size());
     std::transform(x.begin(), x.end(), row.codes.begin(), format::bf16_to_float);
     return row;
 }
 
-Row quantized_row(std::span<const std::uint16_t> x, float global_scale) {
-    Row row = bf16_row(x);
-    std::uint8_t codes[kNvfp4BlockSize];
+template <class Real>
+Row<Real> quantized_row(std::span<const std::uint16_t> x, float global_scale) {
+    Row<Real> row(x.size());
+    float block[kBlock];
+    std::uint8_t codes[kBlock];
     for (std::size_t b = 0; b < row.scales.size(); ++b) {
-        float* block = &row.codes[b * kBlock];
+        std::transform(&x[b * kBlock], &x[b * kBlock] + kBlock, block, format::bf16_to_float);
         row.scales[b] = format::e4m3_decode(format::quantize_activation_block(block, global_scale, codes));
-        std::transform(codes, codes + kBlock, block, format::e2m1_decode);
+        std::transform(codes, codes + kBlock, &row.codes[b * kBlock], format::e2m1_decode);
     }
     return row;
 }
 
 /// w4a4: one exact integer dot a block, one multiply-add a block, in ascending order.
-float block_dot(const Row& x, const Row& w) {
+float block_dot(const Row<float>& x, const Row<float>& w) {
     float sum = 0;
     for (std::size_t b = 0; b < w.scales.size(); ++b) {
         float dot = 0;  // at most 576 in quarters: exact
@@ -79,35 +83,59 @@ float block_dot(const Row& x, const Row& w) {
     return sum;
 }
 
-/// w4a16: one multiply-add a value, k ascending; code * scale is the exact weight.
-float plain_dot(const Row& x, const Row& w) {
+/// w4a16: the sum of bf16 activations times exact weights, code * scale, in one of the stated orders.
+float value_dot(const Row<float>& x, const Row<float>& w, SumOrder order) {
+    const auto add_product = [&](std::size_t k, float sum) {
+        return multiply_add(x.codes[k], w.codes[k] * w.scales[k / kBlock], sum);
+    };
+    const std::size_t size = w.codes.size();
+    const auto distance = static_cast<std::size_t>(order.pair_distance);
+    const auto first_of_pair = [=](std::size_t p) { return p / distance * 2 * distance + p % distance; };
     float sum = 0;
-    for (std::size_t k = 0; k < w.codes.size(); ++k)
-        sum = multiply_add(x.codes[k], w.codes[k] * w.scales[k / kBlock], sum);
+    switch (order.kind) {
+        case SumOrder::plain:
+            for (std::size_t k = 0; k < size; ++k) sum = add_product(k, sum);
+            break;
+        case SumOrder::second_then_first:
+            for (std::size_t p = 0; p < size / 2; ++p) {
+                sum = add_product(first_of_pair(p), add_product(first_of_pair(p) + distance, sum));
+            }
+            break;
+        case SumOrder::two_chains:
+            for (std::size_t group = 0; group < size / 2; group += 16) {
+                float firsts = 0;
+                float seconds = 0;
+                for (std::size_t p = group; p < std::min(group + 16, size / 2); ++p) {
+                    firsts = add_product(first_of_pair(p), firsts);
+                    seconds = add_product(first_of_pair(p) + distance, seconds);
+                }
+                sum += firsts + seconds;
+            }
+            break;
+    }
     return sum;
 }
 
 /// The oracle's rows carry their scales inside the codes (`fold_scales`), and its order does not matter.
-double oracle_dot(const Row& x, const Row& w) {
+double oracle_dot(const Row<double>& x, const Row<double>& w) {
     double sums[kBlock] = {};
     for (std::size_t k = 0; k < w.codes.size(); k += kBlock) {
-        for (std::size_t i = 0; i < kBlock; ++i) {
-            sums[i] += static_cast<double>(x.codes[k + i]) * static_cast<double>(w.codes[k + i]);
-        }
+        for (std::size_t i = 0; i < kBlock; ++i) sums[i] += x.codes[k + i] * w.codes[k + i];
     }
     double sum = 0;
     for (const double part : sums) sum += part;
     return sum;
 }
 
-void fold_scales(Row& row) {
+void fold_scales(Row<double>& row) {
     for (std::size_t k = 0; k < row.codes.size(); ++k) row.codes[k] *= row.scales[k / kBlock];
 }
+void fold_scales(Row<float>&) {}  // the contract multiplies them into the sums
 
-float dot(Precision precision, const Row& x, const Row& w, float /*Real*/) {
-    return precision == Precision::w4a4 ? block_dot(x, w) : plain_dot(x, w);
+float dot(const ReferenceProblem& problem, const Row<float>& x, const Row<float>& w) {
+    return problem.precision == Precision::w4a4 ? block_dot(x, w) : value_dot(x, w, problem.order);
 }
-double dot(Precision, const Row& x, const Row& w, double /*Real*/) { return oracle_dot(x, w); }
+double dot(const ReferenceProblem&, const Row<double>& x, const Row<double>& w) { return oracle_dot(x, w); }
 
 float largest_finite(std::span<const std::uint16_t> x) {
     float largest = 0;
@@ -153,7 +181,7 @@ public:
     void gate_up(int expert) {
         const ExpertWeights& w = weights_.experts[index(expert)];
         auto& slots = slots_[index(expert)];
-        std::vector<Row> rows;
+        std::vector<Row<Real>> rows;
         std::vector<float> activation_scales;
         for (auto& slot : slots) {
             const auto x = input_.hidden.subspan(index(slot.token * hidden_size()), index(hidden_size()));
@@ -163,8 +191,8 @@ public:
         }
         if (slots.empty()) return;
         for (std::int64_t n = 0; n < weights_.config.intermediate_size; ++n) {
-            const Row gate_row = prepared_weight_row(w.gate.weight, n);
-            const Row up_row = prepared_weight_row(w.up.weight, n);
+            const auto gate_row = prepared_weight_row(w.gate.weight, n);
+            const auto up_row = prepared_weight_row(w.up.weight, n);
             for (std::size_t i = 0; i < slots.size(); ++i) {
                 const Real gate =
                     scaled_dot(rows[i], gate_row, activation_scales[i], w.gate.weight.global_scale);
@@ -185,7 +213,7 @@ public:
     void down(int expert) {
         const ExpertMatrix& w = weights_.experts[index(expert)].down;
         auto& slots = slots_[index(expert)];
-        std::vector<Row> rows;
+        std::vector<Row<Real>> rows;
         std::vector<float> activation_scales;
         for (auto& slot : slots) {
             activation_scales.push_back(activation_scale(expert, Projection::down, slot.h, h_batch_amax_));
@@ -194,7 +222,7 @@ public:
         }
         if (slots.empty()) return;
         for (std::int64_t n = 0; n < hidden_size(); ++n) {
-            const Row row = prepared_weight_row(w.weight, n);
+            const auto row = prepared_weight_row(w.weight, n);
             for (std::size_t i = 0; i < slots.size(); ++i) {
                 slots[i].y[index(n)] = scaled_dot(rows[i], row, activation_scales[i], w.weight.global_scale);
             }
@@ -218,8 +246,6 @@ public:
     }
 
 private:
-    static constexpr bool kIsOracle = sizeof(Real) == sizeof(double);
-
     std::int64_t hidden_size() const { return weights_.config.hidden_size; }
 
     float activation_scale(int expert, Projection projection, std::span<const std::uint16_t> x,
@@ -237,22 +263,23 @@ private:
         return projection == Projection::down ? scales.down : scales.gate_up;
     }
 
-    Row activation_row(std::span<const std::uint16_t> x, float scale) const {
-        Row row = problem_.precision == Precision::w4a4 ? quantized_row(x, scale) : bf16_row(x);
-        if constexpr (kIsOracle) fold_scales(row);
+    Row<Real> activation_row(std::span<const std::uint16_t> x, float scale) const {
+        auto row = problem_.precision == Precision::w4a4 ? quantized_row<Real>(x, scale) : bf16_row<Real>(x);
+        fold_scales(row);
         return row;
     }
 
-    Row prepared_weight_row(const Nvfp4View& matrix, std::int64_t n) const {
-        Row row = weight_row(matrix, n);
-        if constexpr (kIsOracle) fold_scales(row);
+    Row<Real> prepared_weight_row(const Nvfp4View& matrix, std::int64_t n) const {
+        auto row = weight_row<Real>(matrix, n);
+        fold_scales(row);
         return row;
     }
 
-    Real scaled_dot(const Row& x, const Row& w, float activation_scale, double global_scale) const {
-        const double scale = static_cast<double>(activation_scale) * global_scale;
-        return static_cast<Real>(kIsOracle ? scale : static_cast<double>(static_cast<float>(scale))) *
-               dot(problem_.precision, x, w, Real{});
+    /// The product of the two global scales is formed in double; the contract rounds it once.
+    Real scaled_dot(const Row<Real>& x, const Row<Real>& w, float activation_scale,
+                    double global_scale) const {
+        const auto scale = static_cast<Real>(static_cast<double>(activation_scale) * global_scale);
+        return scale * dot(problem_, x, w);
     }
 
     const MoeWeights& weights_;

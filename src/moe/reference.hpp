@@ -9,11 +9,24 @@
 
 namespace moe4::moe {
 
+/// The order of one fp32 sum of w4a16. Every kernel states its own, and the reference follows it to the bit.
+struct SumOrder {
+    enum Kind : std::uint8_t {
+        plain,              // k ascending, one multiply-add each
+        second_then_first,  // pairs ascending, of each the second product first (vdpbf16ps)
+        two_chains,         // per 16 pairs a chain of multiply-adds from zero over the first of each pair and
+                            // one over the second; their sum is added (tdpbf16ps)
+    };
+    Kind kind = plain;
+    int pair_distance = 1;  // pairs are (k, k + pair_distance), within every 2 * pair_distance values
+};
+
 /// What to compute; the layer's shapes and scales come from the weights.
 struct ReferenceProblem {
     Precision precision = Precision::w4a16;
     ActivationScale activation_scale = ActivationScale::layer_max;
     ExpertRange experts = {};
+    SumOrder order = {};  // of w4a16; w4a4 has one alone
 };
 
 /// hidden [num_tokens, hidden_size] bf16 bits; ids and weights [num_tokens, top_k].

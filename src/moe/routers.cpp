@@ -19,25 +19,40 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-/// Element `index` of a bf16 or f32 tensor of any alignment.
+float to_float(std::uint16_t bf16) { return format::bf16_to_float(bf16); }
+float to_float(float x) { return x; }
+
+/// Element `index` of a tensor of any alignment, which holds Element (bf16 bits or float).
+template <class Element>
 float element(const TensorView& tensor, std::int64_t index) {
+    Element value{};
     const auto* bytes = static_cast<const std::byte*>(tensor.data);
-    if (tensor.dtype == DType::bf16) {
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, bytes + index * 2, 2);
-        return format::bf16_to_float(bits);
-    }
-    float value = 0;
-    std::memcpy(&value, bytes + index * 4, 4);
-    return value;
+    std::memcpy(&value, bytes + index * static_cast<std::int64_t>(sizeof value), sizeof value);
+    return to_float(value);
 }
 
+float element(const TensorView& tensor, std::int64_t index) {
+    return tensor.dtype == DType::bf16 ? element<std::uint16_t>(tensor, index)
+                                       : element<float>(tensor, index);
+}
+
+/// One row of the router times the token, in double: of eight sums, which keep a core busy.
+template <class Element>
 float logit(const TensorView& router, int expert, const std::uint16_t* hidden, std::int64_t hidden_size) {
-    double sum = 0;
-    for (std::int64_t k = 0; k < hidden_size; ++k) {
-        sum += static_cast<double>(element(router, expert * hidden_size + k)) *
-               static_cast<double>(format::bf16_to_float(hidden[k]));
+    constexpr std::int64_t kSums = 8;
+    double sums[kSums] = {};
+    const std::int64_t row = expert * hidden_size;
+    const auto add_product = [&](std::int64_t i, std::int64_t k) {
+        sums[i] += static_cast<double>(element<Element>(router, row + k)) *
+                   static_cast<double>(format::bf16_to_float(hidden[k]));
+    };
+    std::int64_t k = 0;
+    for (; k + kSums <= hidden_size; k += kSums) {
+        for (std::int64_t i = 0; i < kSums; ++i) add_product(i, k + i);
     }
+    for (; k < hidden_size; ++k) add_product(0, k);
+    double sum = 0;
+    for (const double part : sums) sum += part;
     return static_cast<float>(sum);
 }
 
@@ -139,7 +154,10 @@ void route_token(const MoeConfig& config, const TensorView& router, const std::o
     const auto taken = std::span(taken_storage).first(num_experts);
 
     for (std::size_t e = 0; e < num_experts; ++e) {
-        scores[e] = logit(router, static_cast<int>(e), hidden, config.hidden_size);
+        const auto row = static_cast<int>(e);
+        scores[e] = router.dtype == DType::bf16
+                        ? logit<std::uint16_t>(router, row, hidden, config.hidden_size)
+                        : logit<float>(router, row, hidden, config.hidden_size);
     }
     if (std::any_of(scores.begin(), scores.end(), [](float x) { return std::isnan(x); })) {
         for (int j = 0; j < r.top_k; ++j) {
