@@ -85,7 +85,7 @@ std::string json_string(std::string_view text) {
     return out + "\"";
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
     if (text.size() <= kMaxQuoted) return json_string(text);
     std::size_t size = kMaxQuoted;
     while ((static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) --size;  // not within a character

@@ -98,6 +98,6 @@ std::size_t first_invalid_utf8(std::string_view text);
 std::string json_string(std::string_view text);
 
 /// For messages: as json_string, but cut after some 200 bytes, because a hostile name can be megabytes long.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 }  // namespace moe4::checkpoint

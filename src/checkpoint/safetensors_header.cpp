@@ -26,7 +26,7 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
     throw Error(ErrorKind::broken_file, source + ": " + what);
 }
 
-std::string tensor(std::string_view name) { return "tensor " + quoted(name); }
+std::string tensor(std::string_view name) { return "tensor " + in_quotes(name); }
 
 std::string_view header_json(std::string_view file, const std::string& source) {
     if (file.starts_with("version https://git-lfs")) {
@@ -82,7 +82,7 @@ Shape parse_shape(JsonScanner& json, std::string_view name) {
 DType parse_dtype(JsonScanner& json, std::string_view name) {
     const std::string_view spelled = json.string();
     const std::optional<DType> dtype = dtype_from_name(spelled);
-    if (!dtype) json.fail(tensor(name) + " has the unknown dtype " + quoted(spelled));
+    if (!dtype) json.fail(tensor(name) + " has the unknown dtype " + in_quotes(spelled));
     return *dtype;
 }
 

@@ -82,7 +82,7 @@ void parse_weight_map(JsonScanner& json, Index& index) {
     json.object([&](std::string_view name) {
         const std::string_view file = json.string();
         if (leaves_folder(file)) {
-            fail(index.path, "tensor " + quoted(name) + " lies in " + quoted(file) +
+            fail(index.path, "tensor " + in_quotes(name) + " lies in " + in_quotes(file) +
                                  ", expected the name of a file in the same folder");
         }
         const auto number = static_cast<std::uint32_t>(index.files.size());
@@ -98,7 +98,7 @@ void sort_entries(Index& index) {
     sorted.reserve(index.entries.size());
     for (const std::uint32_t i : order_by_name(index.entries.size(), name_of)) {
         if (!sorted.empty() && sorted.back().name == name_of(i)) {
-            fail(index.path, "tensor " + quoted(name_of(i)) + " stands twice");
+            fail(index.path, "tensor " + in_quotes(name_of(i)) + " stands twice");
         }
         sorted.push_back(index.entries[i]);
     }
@@ -203,7 +203,7 @@ private:
                 tensors_.warnings_.push_back(index_->path + ": " + misplaced(name, holders, *promised));
             }
         } else if (holders.size() > 1) {
-            fail(path_of(holders[0]), "tensor " + quoted(name) + " is also in " + path_of(holders[1]) +
+            fail(path_of(holders[0]), "tensor " + in_quotes(name) + " is also in " + path_of(holders[1]) +
                                           ", and no index says which holds");
         }
         take(holders[0]);
@@ -211,7 +211,7 @@ private:
 
     std::string misplaced(std::string_view name, std::span<const Held> holders,
                           const Index::File& promised) const {
-        std::string sentence = "tensor " + quoted(name) + " is promised in " + quoted(promised.name);
+        std::string sentence = "tensor " + in_quotes(name) + " is promised in " + in_quotes(promised.name);
         if (holders.empty()) return sentence + ", which does not hold it, nor does another shard";
         sentence += ", but lies in " + path_of(holders[0]);
         if (holders.size() > 1) sentence += " and in " + path_of(holders[1]);

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -143,6 +146,10 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenFile{"TwoDtypes",
                    shaped("\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]"),
                    "two dtype"},
+        BrokenFile{"OneOffset", shaped("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4]"),
+                   "lacks its dtype, shape or data_offsets"},
+        BrokenFile{"TwoMetadata", file_of("{\"__metadata__\":{},\"__metadata__\":{}}", ""),
+                   "two __metadata__"},
         BrokenFile{"NotJson", file_of("{hello}", ""), "expected '\"'"},
         BrokenFile{"CutJson", file_of("{\"w\":{\"dtype\":\"U8\"", ""), "ends early"},
         BrokenFile{"JsonGoesOn", file_of("{}{}", ""), "goes on after its end"},
@@ -283,6 +290,109 @@ TEST(SafetensorsWriter, AFullDiskLeavesNoFile) {
     const std::vector<NamedTensor> tensors = {{"a", {data.data(), DType::u8, {100'000}, {}}}};
     EXPECT_THROW(write_safetensors(folder / "full.safetensors", tensors), Error);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+/// Opening must neither crash nor throw anything but broken_file.
+bool opens(const TemporaryFolder& folder, const std::string& bytes) {
+    try {
+        SafetensorsFile::open(folder.write("some.safetensors", bytes));
+        return true;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::broken_file) << error.what();
+        return false;
+    }
+}
+
+TEST(Safetensors, EveryTruncationIsRefused) {
+    const TemporaryFolder folder;
+    const std::string whole = file_of(kTwo, kTwoData);
+    EXPECT_TRUE(opens(folder, whole));
+    for (std::size_t size = 0; size < whole.size(); ++size) {
+        EXPECT_FALSE(opens(folder, whole.substr(0, size))) << size << " bytes";
+    }
+}
+
+TEST(Safetensors, NoDamagedByteCrashesTheReader) {
+    const TemporaryFolder folder;
+    const std::string whole = file_of(kTwo, kTwoData);
+    int num_refused = 0;
+    for (std::size_t at = 0; at < whole.size() - kTwoData.size(); ++at) {
+        for (const int flip : {0x01, 0x04, 0x20, 0x80, 0xFF}) {
+            std::string damaged = whole;
+            damaged[at] = static_cast<char>(damaged[at] ^ flip);
+            num_refused += opens(folder, damaged) ? 0 : 1;
+        }
+    }
+    EXPECT_GT(num_refused, 300) << "only names can change without being noticed";
+}
+
+TEST(Safetensors, MembersBeyondTheFormatAreSkipped) {
+    const TemporaryFolder folder;
+    const auto path = folder.write(
+        "more.safetensors",
+        file_of(R"({"w":{"stride":[1,{"a":-1.5e3}],"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+                "abcd"));
+    EXPECT_EQ(SafetensorsFile::open(path).find("w")->shape, Shape({4}));
+}
+
+TEST(Safetensors, MessagesStayShortAndPrintable) {
+    const std::string message = refusal(
+        file_of("{" + entry(std::string(1'000'000, 'n') + "\\u001b[2J", "U9", "[]", 0, 1) + "}", "x"));
+    EXPECT_LT(message.size(), 500U);
+    EXPECT_EQ(message.find('\x1b'), std::string::npos);
+}
+
+TEST(Safetensors, APipeIsNoFile) {
+    const TemporaryFolder folder;
+    const auto pipe = folder / "pipe.safetensors";
+    ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+    EXPECT_THROW(SafetensorsFile::open(pipe), Error);
+    EXPECT_THROW(write_safetensors(pipe, {}), Error);
+    EXPECT_TRUE(std::filesystem::is_fifo(pipe)) << "was replaced";
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kIsInstrumented = true;  // which takes several times the time and memory
+#else
+constexpr bool kIsInstrumented = false;
+#endif
+
+TEST(Safetensors, AHundredMegabytesOfLies) {
+    const TemporaryFolder folder;
+    std::string header = "{";
+    header.reserve(100'000'000);
+    for (std::uint64_t i = 0; header.size() < 99'999'800; ++i) {
+        if (i > 0) header += ",";
+        header += entry(std::to_string(i * 7919 % 2'000'003), "U8", "[0]", 0, 0);
+    }
+    // A name twice is noticed last of all.
+    const auto path =
+        folder.write("lies.safetensors", file_of(header + "," + entry("0", "U8", "[0]", 0, 0) + "}", ""));
+    std::string().swap(header);
+
+    // In a process of its own, since a process's peak never falls.
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+        try {
+            SafetensorsFile::open(path);
+        } catch (const Error& error) {
+            const bool is_right = error.kind() == ErrorKind::broken_file &&
+                                  std::string(error.what()).find("\"0\" stands twice") != std::string::npos;
+            _exit(is_right ? 0 : 2);
+        }
+        _exit(1);
+    }
+    int status = 0;
+    rusage used{};
+    ASSERT_EQ(wait4(child, &status, 0, &used), child);
+    EXPECT_EQ(status, 0);
+    if (kIsInstrumented) return;
+    const auto seconds = [](const timeval& t) {
+        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
+    EXPECT_LT(seconds(used.ru_utime) + seconds(used.ru_stime), 1.0);
+    EXPECT_LT(used.ru_maxrss, 200 * 1024) << "KB";
 }
 
 TEST(Safetensors, ThreeHundredThousandEntries) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -119,6 +120,75 @@ TEST_F(Shards, AnAbsentShardIsNoErrorYet) {
     ASSERT_NE(tensors_->find_missing("y"), nullptr);
     EXPECT_EQ(tensors_->find_missing("y")->shard_file, "gone.safetensors");
     EXPECT_EQ(tensors_->find_missing("x"), nullptr);
+}
+
+TEST_F(Shards, AnAbsentShardsTensorInAnotherShardIsAWarning) {
+    shard("a.safetensors", {{"x", '1'}, {"y", '2'}});
+    index({{"x", "a.safetensors"}, {"y", "gone.safetensors"}});
+    open();
+    EXPECT_EQ(byte("y"), '2');
+    EXPECT_TRUE(tensors_->missing().empty());
+    ASSERT_EQ(tensors_->warnings().size(), 1U);
+}
+
+TEST_F(Shards, ManyWarningsBecomeOne) {
+    std::map<std::string, char> tensors;
+    std::map<std::string, std::string> weight_map = {{"z", "b.safetensors"}, {"first", "a.safetensors"}};
+    for (int i = 0; i < 100; ++i) {
+        const std::string name = "t" + std::to_string(i);
+        tensors[name] = 'x';
+        weight_map[name] = "b.safetensors";
+    }
+    tensors["first"] = 'x';
+    shard("a.safetensors", tensors);
+    shard("b.safetensors", {{"z", '1'}});
+    index(weight_map);
+    open();
+    ASSERT_EQ(tensors_->warnings().size(), 17U);
+    EXPECT_NE(tensors_->warnings().back().find("84 more tensors"), std::string::npos);
+    EXPECT_EQ(tensors_->entries().size(), 102U);
+}
+
+TEST_F(Shards, TheConsolidatedIndexIsAnIndex) {
+    shard("consolidated-1.safetensors", {{"x", '1'}});
+    folder_.write("consolidated.safetensors.index.json",
+                  R"({"weight_map":{"x":"consolidated-1.safetensors","y":"consolidated-2.safetensors"}})");
+    open();
+    EXPECT_EQ(byte("x"), '1');
+    EXPECT_NE(tensors_->find_missing("y"), nullptr);
+}
+
+TEST_F(Shards, AFileNameThatNoFileCanHaveIsAbsent) {
+    shard("a.safetensors", {{"x", '1'}});
+    index({{"x", "a.safetensors"}, {"y", std::string(5000, 'n')}});
+    open();
+    EXPECT_NE(tensors_->find_missing("y"), nullptr);
+}
+
+TEST_F(Shards, SixtyShardsWithManyNames) {
+    std::map<std::string, std::string> weight_map;
+    for (int s = 0; s < 60; ++s) {
+        const std::string file = "model-" + std::to_string(s) + ".safetensors";
+        std::map<std::string, char> tensors;
+        for (int i = 0; i < 200; ++i) {
+            const std::string name =
+                "model.layers." + std::to_string(i) + ".mlp.experts." + std::to_string(s);
+            tensors[name] = static_cast<char>(s);
+            weight_map[name] = file;
+        }
+        shard(file, tensors);
+    }
+    index(weight_map);
+    open();
+    ASSERT_EQ(tensors_->entries().size(), weight_map.size());
+    for (const ShardEntry& entry : tensors_->entries()) {
+        const std::string name(entry.name);
+        EXPECT_EQ((folder_ / weight_map.at(name)).string(), tensors_->shard_path(entry));
+        EXPECT_EQ(std::to_string(byte(name)), name.substr(name.rfind('.') + 1));
+    }
+    EXPECT_TRUE(std::is_sorted(tensors_->entries().begin(), tensors_->entries().end(),
+                               [](const auto& a, const auto& b) { return a.name < b.name; }));
+    EXPECT_TRUE(tensors_->warnings().empty());
 }
 
 TEST_F(Shards, TheIndexStaysInItsFolder) {
