@@ -308,6 +308,22 @@ TEST(CpuPlan, CountsWorkspaceAndWeights) {
     EXPECT_EQ(backend->prepare(plan, random.weights())->plan().workspace_bytes, plan.workspace_bytes);
 }
 
+TEST(CpuPlan, ExplainsItself) {
+    Plan plan;
+    plan.problem.max_tokens = 16;
+    plan.layout = WeightLayout::packed;
+    plan.choices = {{8, "small"}, {std::numeric_limits<std::int64_t>::max(), "large"}};
+    plan.rejections = {{"other", "this CPU lacks amx_bf16"}};
+    plan.weight_bytes = 340'000'000;
+    plan.workspace_bytes = 12'345;
+    EXPECT_EQ(plan.explain(),
+              "small: up to 8 tokens an expert\n"
+              "large: 9 tokens an expert or more\n"
+              "not other: this CPU lacks amx_bf16\n"
+              "weights: packed, 340 MB\n"
+              "workspace: 12345 bytes for up to 16 tokens\n");
+}
+
 TEST(CpuPlan, TheWorkspaceOf4096TokensIsModest) {
     Problem problem;
     problem.config.hidden_size = 2048;

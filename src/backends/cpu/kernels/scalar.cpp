@@ -1,11 +1,10 @@
 // Plain C++ for any CPU, straight from the checkpoint's bytes. Both kernels need a fused multiply-add and
-// make it of exact parts, because a library call for each would be several times slower:
-//   w4a16  A weight w has 6 significant bits and a bf16 x has 8, so x * w is exact in a double. Its 14 bits
-//   and
-//          the accumulator's 24 never bring the rounding of their double sum onto a tie of two floats, so
-//          float(double(acc) + double(x) * double(w)) is fma(x, w, acc).
-//   w4a4   A block's integer dot has at most 12 bits (in quarters) and s_x * s_w has 8, so their product is
-//          exact in a float and acc + it is the fused multiply-add.
+// have it without the instruction, because their products are exact and only the addition rounds:
+//   w4a16  A weight w has 6 significant bits and a bf16 x has 8; x * w is a multiple of 2^-143 and below
+//   2^128
+//          while |x| < 2^116: exact in a float. Rows with larger values take a double for the product; its 14
+//          bits and the accumulator's 24 cannot round their double sum onto a tie between two floats.
+//   w4a4   A block's integer dot has at most 12 bits and s_x * s_w has 8: 20 bits, exact in a float.
 // A strip of 16 weight rows is decoded once, 256 columns at a time, for all rows of the expert.
 #include <algorithm>
 #include <cmath>
@@ -28,114 +27,97 @@ constexpr std::int64_t kChunkBlocks = 16;  // blocks of K decoded together, so t
 constexpr std::int64_t kMaxRows = 512;     // rows that share a decoded strip: bounds the scratch
 using Accumulator = float[kStrip];
 
-struct DoubledCodes {
-    std::int8_t of_byte[256][2];
-    constexpr DoubledCodes() : of_byte{} {
-        for (int byte = 0; byte < 256; ++byte) {
-            of_byte[byte][0] = static_cast<std::int8_t>(format::e2m1_doubled(byte & 15));
-            of_byte[byte][1] = static_cast<std::int8_t>(format::e2m1_doubled(byte >> 4));
+struct DecodeTables {
+    float e2m1[256][2];  // of a packed byte, the even column first
+    float e4m3[256];
+    constexpr DecodeTables() : e2m1{}, e4m3{} {
+        for (int i = 0; i < 256; ++i) {
+            const auto byte = static_cast<std::uint8_t>(i);
+            e2m1[i][0] = format::e2m1_decode(byte & 15U);
+            e2m1[i][1] = format::e2m1_decode(byte >> 4);
+            e4m3[i] = format::e4m3_decode(byte);
         }
     }
 };
-constexpr DoubledCodes kDoubledCodes;
+constexpr DecodeTables kDecode;
 
-/// Half of the value: of the doubled codes.
-struct HalvedScales {
-    float of_byte[256];
-    constexpr HalvedScales() : of_byte{} {
-        for (int byte = 0; byte < 256; ++byte)
-            of_byte[byte] = 0.5F * format::e4m3_decode(static_cast<std::uint8_t>(byte));
-    }
+/// Columns [first_block, first_block + num_blocks) * 16 of kStrip weight rows, a row in each lane.
+struct Strip {
+    float value[kChunkBlocks * kBlock][kStrip];
+    float scale[kChunkBlocks][kStrip];
 };
-constexpr HalvedScales kHalvedScales;
+
+/// kFoldScales: value is the weight (without the global scale) and scale is not written; else value is the
+/// code.
+template <bool kFoldScales>
+void decode(const Nvfp4View& matrix, std::int64_t row, std::int64_t first_block, std::int64_t num_blocks,
+            Strip& strip) {
+    for (std::int64_t lane = 0; lane < kStrip; ++lane) {
+        const std::uint8_t* codes =
+            matrix.packed + (row + lane) * matrix.packed_stride + first_block * kBlock / 2;
+        const std::uint8_t* scales = matrix.block_scale + (row + lane) * matrix.scale_stride + first_block;
+        for (std::int64_t block = 0; block < num_blocks; ++block) {
+            const float scale = kDecode.e4m3[scales[block]];
+            const float factor = kFoldScales ? scale : 1.0F;
+            if constexpr (!kFoldScales) strip.scale[block][lane] = scale;
+            for (std::int64_t k = block * kBlock; k < (block + 1) * kBlock; k += 2) {
+                const auto& pair = kDecode.e2m1[codes[k / 2]];
+                strip.value[k][lane] = factor * pair[0];
+                strip.value[k + 1][lane] = factor * pair[1];
+            }
+        }
+    }
+}
 
 /// bf16 activations. An encoded row is the bf16 row.
 struct W4a16 {
-    using Encoded = std::uint16_t;
-    struct Strip {
-        float value[kBlock * kChunkBlocks][kStrip];
-    };
+    static constexpr bool kFoldScales = true;
     static std::size_t row_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
-
-    static void decode(const Nvfp4View& matrix, std::int64_t row, std::int64_t first_block,
-                       std::int64_t num_blocks, Strip& strip) {
-        for (std::int64_t lane = 0; lane < kStrip; ++lane) {
-            const std::uint8_t* codes =
-                matrix.packed + (row + lane) * matrix.packed_stride + first_block * kBlock / 2;
-            const std::uint8_t* scales =
-                matrix.block_scale + (row + lane) * matrix.scale_stride + first_block;
-            for (std::int64_t k = 0; k < num_blocks * kBlock; k += 2) {
-                const float half_scale = kHalvedScales.of_byte[scales[k / kBlock]];
-                const auto& pair = kDoubledCodes.of_byte[codes[k / 2]];
-                strip.value[k][lane] = half_scale * static_cast<float>(pair[0]);
-                strip.value[k + 1][lane] = half_scale * static_cast<float>(pair[1]);
-            }
-        }
-    }
-
-    static void accumulate(const std::uint8_t* row, std::int64_t /*cols*/, std::int64_t first_block,
-                           std::int64_t num_blocks, const Strip& strip, Accumulator& sum) {
-        const auto* x = reinterpret_cast<const std::uint16_t*>(row) + first_block * kBlock;
-        float acc[kStrip];
-        std::copy_n(sum, kStrip, acc);
-        for (std::int64_t k = 0; k < num_blocks * kBlock; ++k) {
-            const double x_k = format::bf16_to_float(x[k]);
-            for (std::int64_t lane = 0; lane < kStrip; ++lane) {
-                acc[lane] = static_cast<float>(static_cast<double>(acc[lane]) +
-                                               x_k * static_cast<double>(strip.value[k][lane]));
-            }
-        }
-        std::copy_n(acc, kStrip, sum);
-    }
 
     static void store_block(const std::uint16_t h[kBlock], float /*input_scale*/, std::uint8_t* row,
                             std::int64_t /*cols*/, std::int64_t block) {
         std::copy_n(h, kBlock, reinterpret_cast<std::uint16_t*>(row) + block * kBlock);
     }
+
+    static bool has_exact_products(const std::uint16_t* x, std::int64_t count) {
+        constexpr std::uint16_t kLimit = (127 + 116) << 7;  // 2^116
+        std::uint16_t largest = 0;
+        for (std::int64_t k = 0; k < count; ++k) largest = std::max<std::uint16_t>(largest, x[k] & 0x7FFF);
+        return largest < kLimit;
+    }
+
+    template <class Product>
+    static void accumulate_as(const std::uint16_t* x, std::int64_t count, const Strip& strip,
+                              Accumulator& sum) {
+        float acc[kStrip];
+        std::copy_n(sum, kStrip, acc);
+        for (std::int64_t k = 0; k < count; ++k) {
+            const Product x_k = format::bf16_to_float(x[k]);
+            for (std::int64_t lane = 0; lane < kStrip; ++lane) {
+                const Product product = x_k * static_cast<Product>(strip.value[k][lane]);
+                acc[lane] = static_cast<float>(static_cast<Product>(acc[lane]) + product);
+            }
+        }
+        std::copy_n(acc, kStrip, sum);
+    }
+
+    static void accumulate(const std::uint8_t* row, std::int64_t /*cols*/, std::int64_t first_block,
+                           std::int64_t num_blocks, const Strip& strip, Accumulator& sum) {
+        const auto* x = reinterpret_cast<const std::uint16_t*>(row) + first_block * kBlock;
+        const std::int64_t count = num_blocks * kBlock;
+        if (has_exact_products(x, count))
+            accumulate_as<float>(x, count, strip, sum);
+        else
+            accumulate_as<double>(x, count, strip, sum);
+    }
 };
 
-/// NVFP4 activations. An encoded row is the doubled codes [cols] i16, then half of every block's scale
-/// [cols / 16] f32: the two halves make the quarter that two doubled codes are too large by.
+/// NVFP4 activations. An encoded row is the doubled codes [cols] i8, then half of every block's scale
+/// [cols / 16] f32.
 struct W4a4 {
-    struct Strip {
-        std::int16_t code[kChunkBlocks][kStrip][kBlock];
-        float half_scale[kChunkBlocks][kStrip];
-    };
+    static constexpr bool kFoldScales = false;
     static std::size_t row_bytes(std::int64_t cols) {
-        return static_cast<std::size_t>(cols * 2 + cols / kBlock * 4);
-    }
-
-    static void decode(const Nvfp4View& matrix, std::int64_t row, std::int64_t first_block,
-                       std::int64_t num_blocks, Strip& strip) {
-        for (std::int64_t lane = 0; lane < kStrip; ++lane) {
-            const std::uint8_t* codes =
-                matrix.packed + (row + lane) * matrix.packed_stride + first_block * kBlock / 2;
-            const std::uint8_t* scales =
-                matrix.block_scale + (row + lane) * matrix.scale_stride + first_block;
-            for (std::int64_t block = 0; block < num_blocks; ++block) {
-                strip.half_scale[block][lane] = kHalvedScales.of_byte[scales[block]];
-                std::int16_t* out = strip.code[block][lane];
-                for (std::int64_t i = 0; i < kBlock / 2; ++i) {
-                    const auto& pair = kDoubledCodes.of_byte[codes[block * kBlock / 2 + i]];
-                    out[2 * i] = pair[0];
-                    out[2 * i + 1] = pair[1];
-                }
-            }
-        }
-    }
-
-    static void accumulate(const std::uint8_t* row, std::int64_t cols, std::int64_t first_block,
-                           std::int64_t num_blocks, const Strip& strip, Accumulator& sum) {
-        const auto* codes = reinterpret_cast<const std::int16_t*>(row) + first_block * kBlock;
-        const auto* half_scales = reinterpret_cast<const float*>(row + cols * 2) + first_block;
-        for (std::int64_t block = 0; block < num_blocks; ++block) {
-            const std::int16_t* x = codes + block * kBlock;
-            for (std::int64_t lane = 0; lane < kStrip; ++lane) {
-                std::int32_t dot = 0;
-                for (std::int64_t i = 0; i < kBlock; ++i) dot += x[i] * strip.code[block][lane][i];
-                sum[lane] += half_scales[block] * strip.half_scale[block][lane] * static_cast<float>(dot);
-            }
-        }
+        return static_cast<std::size_t>(cols + cols / kBlock * 4);
     }
 
     static void store_block(const std::uint16_t h[kBlock], float input_scale, std::uint8_t* row,
@@ -144,10 +126,28 @@ struct W4a4 {
         for (std::int64_t i = 0; i < kBlock; ++i) values[i] = format::bf16_to_float(h[i]);
         std::uint8_t codes[kBlock];
         const std::uint8_t scale = format::quantize_activation_block(values, input_scale, codes);
-        auto* doubled = reinterpret_cast<std::int16_t*>(row) + block * kBlock;
+        auto* doubled = reinterpret_cast<std::int8_t*>(row) + block * kBlock;
         for (std::int64_t i = 0; i < kBlock; ++i)
-            doubled[i] = static_cast<std::int16_t>(format::e2m1_doubled(codes[i]));
-        reinterpret_cast<float*>(row + cols * 2)[block] = kHalvedScales.of_byte[scale];
+            doubled[i] = static_cast<std::int8_t>(format::e2m1_doubled(codes[i]));
+        reinterpret_cast<float*>(row + cols)[block] = 0.5F * kDecode.e4m3[scale];
+    }
+
+    static void accumulate(const std::uint8_t* row, std::int64_t cols, std::int64_t first_block,
+                           std::int64_t num_blocks, const Strip& strip, Accumulator& sum) {
+        const auto* codes = reinterpret_cast<const std::int8_t*>(row) + first_block * kBlock;
+        const auto* half_scales = reinterpret_cast<const float*>(row + cols) + first_block;
+        float acc[kStrip];
+        std::copy_n(sum, kStrip, acc);
+        for (std::int64_t block = 0; block < num_blocks; ++block) {
+            float dot[kStrip] = {};
+            for (std::int64_t k = block * kBlock; k < (block + 1) * kBlock; ++k) {
+                const auto x_k = static_cast<float>(codes[k]);
+                for (std::int64_t lane = 0; lane < kStrip; ++lane) dot[lane] += x_k * strip.value[k][lane];
+            }
+            for (std::int64_t lane = 0; lane < kStrip; ++lane)
+                acc[lane] += half_scales[block] * strip.scale[block][lane] * dot[lane];
+        }
+        std::copy_n(acc, kStrip, sum);
     }
 };
 
@@ -178,27 +178,23 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
     return static_cast<std::size_t>(num_rows) * Mode::row_bytes(cols);
 }
 
-template <class Mode>
 struct Scratch {
-    typename Mode::Strip strip;
+    Strip strip;
     Accumulator gate[kMaxRows];  // down uses this one
     Accumulator up[kMaxRows];
 };
 
-template <class Mode>
-std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) {
-    return sizeof(Scratch<Mode>);
-}
+std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) { return sizeof(Scratch); }
 
 /// sums[r] = panel[r] . (rows [row, row + 16) of the matrix)
 template <class Mode>
 void multiply_strip(const Nvfp4View& matrix, std::int64_t row, const std::uint8_t* panel,
-                    std::int64_t num_rows, typename Mode::Strip& strip, Accumulator* sums) {
+                    std::int64_t num_rows, Strip& strip, Accumulator* sums) {
     std::memset(sums, 0, static_cast<std::size_t>(num_rows) * sizeof(Accumulator));
     const std::int64_t num_blocks = matrix.cols / kBlock;
     for (std::int64_t block = 0; block < num_blocks; block += kChunkBlocks) {
         const std::int64_t count = std::min(kChunkBlocks, num_blocks - block);
-        Mode::decode(matrix, row, block, count, strip);
+        decode<Mode::kFoldScales>(matrix, row, block, count, strip);
         for (std::int64_t r = 0; r < num_rows; ++r) {
             Mode::accumulate(panel + panel_bytes<Mode>(r, matrix.cols), matrix.cols, block, count, strip,
                              sums[r]);
@@ -227,7 +223,7 @@ void store_h(const GateUpTask& task, std::int64_t r, std::int64_t i, const Accum
 
 template <class Mode>
 void gate_up(const GateUpTask& task) {
-    auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
+    auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
         const std::int64_t num_rows = std::min(kMaxRows, task.num_rows - first_row);
         const std::uint8_t* rows = task.panel + panel_bytes<Mode>(first_row, task.hidden_size);
@@ -242,7 +238,7 @@ void gate_up(const GateUpTask& task) {
 
 template <class Mode>
 void down(const DownTask& task) {
-    auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
+    auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
         const std::int64_t num_rows = std::min(kMaxRows, task.num_rows - first_row);
         const std::uint8_t* rows = task.panel + panel_bytes<Mode>(first_row, task.intermediate_size);
@@ -293,7 +289,7 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
             .gather_rows = gather_rows<Mode>,
             .gate_up_tile = kStrip,
             .down_tile = kStrip,
-            .scratch_bytes = scratch_bytes<Mode>,
+            .scratch_bytes = scratch_bytes,
             .gate_up = gate_up<Mode>,
             .down = down<Mode>,
             .combine = combine};
