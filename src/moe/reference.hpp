@@ -19,6 +19,7 @@ struct SumOrder {
     };
     Kind kind = plain;
     int pair_distance = 1;  // pairs are (k, k + pair_distance), within every 2 * pair_distance values
+    friend bool operator==(const SumOrder&, const SumOrder&) = default;
 };
 
 /// What to compute; the layer's shapes and scales come from the weights.

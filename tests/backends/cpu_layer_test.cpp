@@ -446,31 +446,31 @@ protected:
 TEST_F(CpuRun, RefusesArgumentsThatDoNotFit) {
     EXPECT_EQ(refused([](Arguments&) {}), "none");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {3, 48}; }),
-              "hidden is BF16 [3, 48], expected BF16 [3, 64] in host memory");
+              "hidden is BF16 [3, 48] in host memory, expected BF16 [3, 64] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.dtype = DType::f16; }),
-              "hidden is F16 [3, 64], expected BF16 [3, 64] in host memory");
+              "hidden is F16 [3, 64] in host memory, expected BF16 [3, 64] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.device = {DeviceType::cuda, 0}; }),
-              "hidden is BF16 [3, 64] on a GPU, expected BF16 [3, 64] in host memory");
+              "hidden is BF16 [3, 64] on GPU 0, expected BF16 [3, 64] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {64}; }),
-              "hidden is BF16 [64], expected BF16 [num_tokens, 64] in host memory");
+              "hidden is [64], expected [num_tokens, hidden_size]");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {-1, 64}; }),
-              "hidden is BF16 [-1, 64], expected BF16 [num_tokens, 64] in host memory");
+              "hidden is [-1, 64], expected [num_tokens, hidden_size]");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.shape = {4, 64}; }),
               "hidden has 4 tokens, expected at most the 3 that were planned");
     EXPECT_EQ(refused([](Arguments& a) { a.hidden.data = nullptr; }),
-              "hidden has no data, expected memory aligned to its elements of 2 bytes");
+              "hidden has no data, expected memory aligned to 2 bytes");
     EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_ids.shape = {3, 1}; }),
-              "top_k_ids is I32 [3, 1], expected I32 [3, 2] in host memory");
+              "top_k_ids is I32 [3, 1] in host memory, expected I32 [3, 2] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_ids.dtype = DType::i64; }),
-              "top_k_ids is I64 [3, 2], expected I32 [3, 2] in host memory");
+              "top_k_ids is I64 [3, 2] in host memory, expected I32 [3, 2] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.routing.top_k_weights.dtype = DType::bf16; }),
-              "top_k_weights is BF16 [3, 2], expected F32 [3, 2] in host memory");
+              "top_k_weights is BF16 [3, 2] in host memory, expected F32 [3, 2] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.output.shape = {2, 64}; }),
-              "output is F32 [2, 64], expected F32 [3, 64] in host memory");
+              "output is F32 [2, 64] in host memory, expected F32 [3, 64] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.output.dtype = DType::f16; }),
-              "output is F16 [3, 64], expected BF16 [3, 64] in host memory");
+              "output is F16 [3, 64] in host memory, expected BF16 [3, 64] in host memory");
     EXPECT_EQ(refused([](Arguments& a) { a.output.data = static_cast<char*>(a.output.data) + 1; }),
-              "output is misaligned, expected memory aligned to its elements of 4 bytes");
+              "output is misaligned, expected memory aligned to 4 bytes");
     EXPECT_NE(refused([](Arguments& a) { a.workspace.bytes -= 1; }), "none");
     EXPECT_NE(refused([](Arguments& a) { a.workspace.data = nullptr; }), "none");
     EXPECT_EQ(refused([](Arguments& a) { a.workspace.data = static_cast<char*>(a.workspace.data) + 4; }),
@@ -511,7 +511,7 @@ TEST_F(CpuRun, RoutesAsTheReferenceDoes) {
                           {weights.data(), DType::f32, {3, 2}, {}});
         },
         ErrorKind::invalid_argument);
-    EXPECT_EQ(message, "top_k_ids is I32 [3, 1], expected I32 [3, 2] in host memory");
+    EXPECT_EQ(message, "top_k_ids is I32 [3, 1] in host memory, expected I32 [3, 2] in host memory");
 }
 
 TEST(CpuRoute, NeedsARouter) {

@@ -89,6 +89,15 @@ TEST(Select, TheSlowerOfTwoIsSaidToBe) {
     EXPECT_EQ(reason(selection, "scalar_w4a4"), "avx2_in_place_w4a4 is faster");
 }
 
+TEST(Select, KernelsOfOneLayerSumInOneOrder) {
+    Kernel pairs = kAmx;
+    pairs.order = {.kind = moe::SumOrder::two_chains, .pair_distance = 4};
+    const Kernel* list[] = {&pairs, &kVnni};
+    const Selection selection = select(list, kW4a4, allowed(kEverything));
+    EXPECT_EQ(names(selection), "amx_w4a4 ");
+    EXPECT_EQ(reason(selection, "avx512_vnni_w4a4"), "sums in another order than amx_w4a4");
+}
+
 TEST(Select, TheLayoutCanBeAskedFor) {
     Problem problem = kW4a4;
     problem.layout = WeightLayout::in_place;

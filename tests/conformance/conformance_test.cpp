@@ -9,6 +9,7 @@
 #include <ostream>
 #include <tuple>
 
+#include "backends/cpu/kernel_list.hpp"
 #include "conformance/cases.hpp"
 #include "conformance/layer_runner.hpp"
 #include "conformance/random_layer.hpp"
@@ -41,6 +42,14 @@ std::vector<Target> targets() {
     return result;
 }
 
+/// The order in which a CPU kernel says that it sums; other backends state none.
+moe::SumOrder order_of(std::string_view kernel) {
+    for (const cpu::Kernel* each : cpu::kernel_list()) {
+        if (kernel == each->name) return each->order;
+    }
+    return {};
+}
+
 struct Expectation {
     std::vector<float> reference;
     std::vector<double> oracle;
@@ -56,11 +65,11 @@ public:
     const MoeWeights& weights() const { return layer_.weights(); }
     const Input& input() const { return input_; }
 
-    const Expectation& expectation(Precision precision, ActivationScale scale) {
-        auto& slot = expectations_[{precision, scale}];
+    const Expectation& expectation(Precision precision, ActivationScale scale, moe::SumOrder order) {
+        auto& slot = expectations_[{precision, scale, order.kind, order.pair_distance}];
         if (!slot) {
             const moe::ReferenceProblem problem{
-                .precision = precision, .activation_scale = scale, .experts = case_.experts};
+                .precision = precision, .activation_scale = scale, .experts = case_.experts, .order = order};
             slot = {.reference = moe::reference_layer(weights(), problem, input_.reference()),
                     .oracle = moe::oracle_layer(weights(), problem, input_.reference())};
         }
@@ -88,7 +97,8 @@ private:
     const Case& case_;
     RandomLayer layer_;
     Input input_;
-    std::map<std::pair<Precision, ActivationScale>, std::optional<Expectation>> expectations_;
+    std::map<std::tuple<Precision, ActivationScale, moe::SumOrder::Kind, int>, std::optional<Expectation>>
+        expectations_;
 };
 
 /// Scenarios are shared by the kernels, so that each expectation is computed once.
@@ -145,7 +155,8 @@ TEST_P(Conformance, MatchesTheSpecification) {
                                          .experts = c.experts});
         const auto layer = backend->prepare(plan, s.weights());
         const std::vector<float> output = run_layer<float>(*layer, s.input());
-        const Expectation& expected = s.expectation(target.precision, kModes[mode]);
+        const Expectation& expected =
+            s.expectation(target.precision, kModes[mode], order_of(plan.choices.back().kernel));
 
         if (target.backend == "cpu") expect_same_bits(output, expected.reference);
         if (!c.has_special_values) {

@@ -8,6 +8,7 @@
 #include "backends/cpu/limits.hpp"
 #include "backends/cpu/prepared_layer.hpp"
 #include "backends/registry.hpp"
+#include "moe/problem.hpp"
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -17,33 +18,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
 
-std::string describe(const TensorView& tensor) {
-    return std::string(dtype_name(tensor.dtype)) + " " + tensor.shape.to_string() +
-           (tensor.device.type == DeviceType::cpu ? "" : " on a GPU");
-}
-
 void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape) {
-    if (tensor.dtype != dtype || tensor.shape != shape || tensor.device.type != DeviceType::cpu) {
-        refuse(std::string(name) + " is " + describe(tensor) + ", expected " +
-               std::string(dtype_name(dtype)) + " " + shape.to_string() + " in host memory");
-    }
-    const auto element_bytes = static_cast<std::uintptr_t>(dtype_bits(dtype) / 8);
-    if (tensor.shape.num_elements() == 0) return;
-    if (tensor.data == nullptr || reinterpret_cast<std::uintptr_t>(tensor.data) % element_bytes != 0) {
-        refuse(std::string(name) + (tensor.data == nullptr ? " has no data" : " is misaligned") +
-               ", expected memory aligned to its elements of " + std::to_string(element_bytes) + " bytes");
-    }
-}
-
-/// Checks hidden; returns its number of tokens.
-std::int64_t check_hidden(const TensorView& hidden, std::int64_t hidden_size) {
-    if (hidden.shape.rank != 2 || hidden.shape[0] < 0) {
-        refuse("hidden is " + describe(hidden) + ", expected BF16 [num_tokens, " +
-               std::to_string(hidden_size) + "] in host memory");
-    }
-    const std::int64_t num_tokens = hidden.shape[0];
-    check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size});
-    return num_tokens;
+    moe::check_tensor(name, tensor, dtype, shape, Device{}, static_cast<std::size_t>(dtype_bits(dtype) / 8));
 }
 
 class CpuLayer final : public Layer {
@@ -62,7 +38,8 @@ public:
         if (router_.data == nullptr)
             throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
         const MoeConfig& config = layer_.problem.config;
-        const std::int64_t num_tokens = check_hidden(hidden, config.hidden_size);
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
+        check_tensor("hidden", hidden, DType::bf16, {num_tokens, config.hidden_size});
         const std::int64_t top_k = config.router.top_k;
         check_tensor("top_k_ids", top_k_ids, DType::i32, {num_tokens, top_k});
         check_tensor("top_k_weights", top_k_weights, DType::f32, {num_tokens, top_k});
@@ -77,7 +54,8 @@ public:
     void run(TensorView hidden, const Routing& routing, MutableTensorView output, Workspace workspace,
              Stream) const override {
         const std::int64_t hidden_size = layer_.problem.config.hidden_size;
-        const std::int64_t num_tokens = check_hidden(hidden, hidden_size);
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
+        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size});
         if (num_tokens > layer_.problem.max_tokens) {
             refuse("hidden has " + std::to_string(num_tokens) + " tokens, expected at most the " +
                    std::to_string(layer_.problem.max_tokens) + " that were planned");
@@ -114,25 +92,6 @@ private:
     std::shared_ptr<const void> owner_;  // of the router, and of the weights where they are read in place
 };
 
-void check_problem(const Problem& problem) {
-    const MoeConfig& config = problem.config;
-    const auto check_size = [](const char* name, std::int64_t size) {
-        constexpr std::int64_t kLimit = std::int64_t{1} << 24;
-        if (size <= 0 || size % kNvfp4BlockSize != 0 || size >= kLimit) {
-            refuse(std::string(name) + " is " + std::to_string(size) +
-                   ", expected a positive multiple of 16 below 2^24");
-        }
-    };
-    check_size("hidden_size", config.hidden_size);
-    check_size("intermediate_size", config.intermediate_size);
-    const std::int64_t top_k = slots_per_token(problem);
-    if (top_k <= 0) refuse("top_k is " + std::to_string(top_k) + ", expected 1 or more slots per token");
-    if (problem.max_tokens < 0 || problem.max_tokens > std::numeric_limits<std::int32_t>::max() / top_k) {
-        refuse("max_tokens is " + std::to_string(problem.max_tokens) + " with " + std::to_string(top_k) +
-               " slots each, expected 0 or more and fewer than 2^31 slots");
-    }
-}
-
 class CpuBackend final : public Backend {
 public:
     explicit CpuBackend(const BackendOptions& options)
@@ -148,7 +107,7 @@ public:
     }
 
     Plan plan(const Problem& problem) const override {
-        check_problem(problem);
+        moe::check_problem(problem);
         const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
         const Selection selection = select(kernel_list(), problem, allowed_);
         Plan plan;
@@ -163,8 +122,8 @@ public:
                                 {.up_to_tokens_per_expert = up_to, .kernel = kernel->name});
             up_to = kernel->min_rows - 1;
         }
-        plan.workspace_bytes = workspace_layout(problem, slots_per_token(problem), held.last - held.first,
-                                                selection.kernels, workers_->count())
+        plan.workspace_bytes = workspace_layout(problem, moe::slots_per_token(problem),
+                                                held.last - held.first, selection.kernels, workers_->count())
                                    .bytes;
         plan.weight_bytes = packed_bytes(problem, layout);
         return plan;

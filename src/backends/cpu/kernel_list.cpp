@@ -24,8 +24,9 @@ extern const Kernel kW4a16, kW4a4;
 
 namespace {
 
+// clang-format off
 constexpr const Kernel* kKernels[] = {
-// best first; add yours here
+    // best first; add yours here
 #if defined(__x86_64__)
     &avx512_vnni::kW4a4,
     &avx512::kW4a16,
@@ -35,6 +36,7 @@ constexpr const Kernel* kKernels[] = {
     &scalar::kW4a4,
     &scalar::kW4a16,
 };
+// clang-format on
 
 std::string environment(const char* name) {
     const char* value = std::getenv(name);
@@ -75,6 +77,8 @@ Support joins(const Kernel& kernel, const std::vector<const Kernel*>& chosen) {
     if (kernel.layout != chosen.front()->layout)
         return {"reads " + layout_name(kernel) + ", and " + chosen.front()->name + " reads " +
                 layout_name(*chosen.front())};
+    if (kernel.order != chosen.front()->order)
+        return {"sums in another order than " + std::string(chosen.front()->name)};
     if (kernel.min_rows >= chosen.back()->min_rows) return {std::string(chosen.back()->name) + " is faster"};
     return {};
 }

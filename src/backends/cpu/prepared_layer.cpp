@@ -2,44 +2,12 @@
 
 #include <string>
 
+#include "moe/problem.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
 
 namespace {
-
-void check_matrix(const MoeWeights& weights, int expert, Projection projection, std::int64_t rows,
-                  std::int64_t cols) {
-    const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
-    const auto name = [&] { return moe::tensor_name(weights, expert, projection, weights.leaves.packed); };
-    if (matrix.rows != rows || matrix.cols != cols) {
-        throw Error(ErrorKind::invalid_argument, name() + " holds " +
-                                                     Shape{matrix.rows, matrix.cols}.to_string() +
-                                                     " values, expected " + Shape{rows, cols}.to_string());
-    }
-    if (matrix.packed == nullptr || matrix.block_scale == nullptr || matrix.packed_stride < cols / 2 ||
-        matrix.scale_stride < cols / kNvfp4BlockSize) {
-        throw Error(ErrorKind::invalid_argument,
-                    name() + " has no data or rows that overlap, expected strides of at least " +
-                        std::to_string(cols / 2) + " and " + std::to_string(cols / kNvfp4BlockSize) +
-                        " bytes");
-    }
-}
-
-void check_fits(const Problem& problem, moe::HeldExperts held, const MoeWeights& weights) {
-    const MoeConfig& config = problem.config;
-    if (weights.experts.size() != static_cast<std::size_t>(config.num_experts)) {
-        throw Error(ErrorKind::invalid_argument, "the weights of layer " + std::to_string(weights.layer) +
-                                                     " have " + std::to_string(weights.experts.size()) +
-                                                     " experts, expected " +
-                                                     std::to_string(config.num_experts) + " as planned");
-    }
-    for (int expert = held.first; expert < held.last; ++expert) {
-        check_matrix(weights, expert, Projection::gate, config.intermediate_size, config.hidden_size);
-        check_matrix(weights, expert, Projection::up, config.intermediate_size, config.hidden_size);
-        check_matrix(weights, expert, Projection::down, config.hidden_size, config.intermediate_size);
-    }
-}
 
 /// Bytes of one expert's two packed parts, each aligned to 64.
 struct PackedSizes {
@@ -75,10 +43,6 @@ void pack(PreparedLayer& layer, const PackedLayout& layout) {
 
 }  // namespace
 
-int slots_per_token(const Problem& problem) {
-    return problem.top_k > 0 ? problem.top_k : problem.config.router.top_k;
-}
-
 std::size_t packed_bytes(const Problem& problem, const PackedLayout* layout) {
     if (layout == nullptr) return 0;
     const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
@@ -97,14 +61,14 @@ PreparedLayer prepare_layer(const Problem& problem, std::vector<const Kernel*> k
                             const MoeWeights& weights, std::shared_ptr<const Workers> workers) {
     PreparedLayer layer;
     layer.problem = problem;
-    layer.top_k = slots_per_token(problem);
+    layer.top_k = moe::slots_per_token(problem);
     layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
     layer.kernels = std::move(kernels);
     layer.workers = std::move(workers);
     layer.layout =
         workspace_layout(problem, layer.top_k, layer.num_held(), layer.kernels, layer.workers->count());
 
-    check_fits(problem, layer.held, weights);
+    moe::check_weights_fit(problem, layer.held, weights);
     std::vector<moe::InputScales> scales(weights.experts.size(), {.gate_up = 1.0F, .down = 1.0F});
     if (problem.precision == Precision::w4a4) scales = moe::input_scales(weights, problem.activation_scale);
     moe::check_weights(weights, problem.experts, [&](int count, ThreadPool::Body body, void* context) {

@@ -36,9 +36,6 @@ struct PreparedLayer {
     const Kernel& kernel_for(std::int64_t num_rows) const;
 };
 
-/// Slots per token of the problem.
-int slots_per_token(const Problem&);
-
 /// What the layer of a problem would own: 0 where its kernels read the checkpoint in place.
 std::size_t packed_bytes(const Problem&, const PackedLayout*);
 

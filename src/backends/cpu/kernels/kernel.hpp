@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cpu/isa.hpp"
+#include "moe/reference.hpp"
 #include "moe4/backend.hpp"
 
 namespace moe4::cpu {
@@ -119,6 +120,8 @@ struct Kernel {
     void (*gate_up)(const GateUpTask&);
     void (*down)(const DownTask&);
     void (*combine)(const CombineTask&);
+
+    moe::SumOrder order = {};  // of w4a16, one for all kernels of a layer; w4a4 has one alone
 
     // The bound of its arithmetic: this share of one instruction's peak (instruction_peaks.hpp). AMD and
     // Intel differ in which ports the conversions share. Null: not stated.
