@@ -19,20 +19,28 @@ struct W4a16 {
         return out;
     }
 
+    /// The eight magnitudes and their negatives, times a factor.
+    static __m512 e2m1_table(float factor) {
+        const __m512 values = _mm512_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F,  //
+                                             -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F);
+        return _mm512_mul_ps(values, _mm512_set1_ps(factor));
+    }
+
     struct PackedRows {
         __m512i left, right;  // lane = row; the nibble at bit 4 k is column k or 8 + k
         __m512 scale;         // 2^-8 s_w
+        PackedRows() = default;
         PackedRows(const PackedHalf& half, std::int64_t block)
             : left(_mm512_load_si512(half.codes[2 * block])),
               right(_mm512_load_si512(half.codes[2 * block + 1])),
               scale(decode_scales(half.scale[block])) {}
 
+        /// The code of column k in the low 4 bits, which are all that vpermps looks at.
+        [[gnu::always_inline]] __m512i codes(int k) const {
+            return _mm512_srli_epi32(k < 8 ? left : right, static_cast<unsigned>(k % 8 * 4));
+        }
         [[gnu::always_inline]] __m512 column(int k) const {
-            const __m512 table =
-                _mm512_setr_ps(0.0F, 128.0F, 256.0F, 384.0F, 512.0F, 768.0F, 1024.0F, 1536.0F, -0.0F, -128.0F,
-                               -256.0F, -384.0F, -512.0F, -768.0F, -1024.0F, -1536.0F);
-            const __m512i codes = _mm512_srli_epi32(k < 8 ? left : right, static_cast<unsigned>(k % 8 * 4));
-            return _mm512_mul_ps(scale, _mm512_permutexvar_ps(codes, table));
+            return _mm512_mul_ps(scale, _mm512_permutexvar_ps(codes(k), e2m1_table(256.0F)));
         }
     };
 
@@ -46,6 +54,25 @@ struct W4a16 {
         [[gnu::always_inline]] __m512 column(int k) const { return value[k]; }
     };
     static constexpr int kDecodedBlocks = 8;  // 16 KB
+
+    /// For one row the product of weight and scale costs as much as its use. Instead the table that is looked
+    /// up holds x * e2m1, and the scale is a factor of the fused multiply-add: the same exact product. The
+    /// table is of x * e2m1 / 8, so that it does not overflow.
+    static constexpr int kTilesOfOneRow = 2;
+    template <int kHalves>
+    [[gnu::always_inline]] static inline void add_row(const PackedRows (&w)[kHalves], const EncodedBlock& x,
+                                                      __m512 (&sum)[kHalves]) {
+        __m512 scale[kHalves];
+#pragma GCC unroll 4
+        for (int i = 0; i < kHalves; ++i) scale[i] = _mm512_mul_ps(w[i].scale, _mm512_set1_ps(2048.0F));
+#pragma GCC unroll 16
+        for (int k = 0; k < kNvfp4BlockSize; ++k) {
+            const __m512 products = _mm512_mul_ps(_mm512_set1_ps(x.value[k]), e2m1_table(0.125F));
+#pragma GCC unroll 4
+            for (int i = 0; i < kHalves; ++i)
+                sum[i] = _mm512_fmadd_ps(_mm512_permutexvar_ps(w[i].codes(k), products), scale[i], sum[i]);
+        }
+    }
 
     template <int kRows, class Rows>
     [[gnu::always_inline]] static inline void add_block(const Rows& w0, const Rows& w1, const EncodedBlock* x,

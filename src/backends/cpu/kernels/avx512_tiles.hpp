@@ -75,7 +75,13 @@ std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) {
     return sizeof(Scratch<Mode>);
 }
 
+constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
+
 inline void prefetch(const char* line) { _mm_prefetch(line, _MM_HINT_T1); }
+
+inline void prefetch_block(const char* block) {
+    for (std::int64_t line = 0; line < kBlockBytes; line += 64) prefetch(block + line);
+}
 
 /// Weights that are decoded where they are used.
 template <class Mode>
@@ -86,9 +92,7 @@ struct PackedWeights {
         return {chunks[block / kPackedChunkBlocks].half[half], block % kPackedChunkBlocks};
     }
     void fetch_ahead(std::int64_t block) const {
-        constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
-        const char* p = reinterpret_cast<const char*>(chunks) + block * kBlockBytes + kPrefetchAhead;
-        for (std::int64_t line = 0; line < kBlockBytes; line += 64) prefetch(p + line);
+        prefetch_block(reinterpret_cast<const char*>(chunks) + block * kBlockBytes + kPrefetchAhead);
     }
 };
 
@@ -200,6 +204,34 @@ void multiply_tile(const PackedChunk* tile, const Groups<Mode>& groups, Scratch<
     }
 }
 
+/// sums[i] = one row times tile i of kTilesOfOneRow that follow each other: more sums in flight than a tile
+/// has.
+template <class Mode>
+void multiply_row(const PackedChunk* tiles, const typename Mode::EncodedBlock* x, std::int64_t cols,
+                  GroupSums* sums) {
+    constexpr int kTiles = Mode::kTilesOfOneRow;
+    const std::int64_t tile_bytes = num_chunks(cols) * static_cast<std::int64_t>(sizeof(PackedChunk));
+    __m512 sum[2 * kTiles];
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kTiles; ++i) sum[i] = _mm512_setzero_ps();
+    for (std::int64_t block = 0; block < num_blocks(cols); ++block) {
+        // What follows the end of a tile is the next tile but for those that are being read.
+        std::int64_t ahead = block * kBlockBytes + kPrefetchAhead;
+        if (ahead >= tile_bytes) ahead += (kTiles - 1) * tile_bytes;
+        typename Mode::PackedRows w[2 * kTiles];
+#pragma GCC unroll 4
+        for (int i = 0; i < kTiles; ++i) {
+            const PackedWeights<Mode> weights{tiles + i * num_chunks(cols)};
+            prefetch_block(reinterpret_cast<const char*>(weights.chunks) + ahead);
+            w[2 * i] = weights.load(block, 0);
+            w[2 * i + 1] = weights.load(block, 1);
+        }
+        Mode::add_row(w, x[block], sum);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kTiles; ++i) sums[i / 2].half[i % 2][0] = sum[i];
+}
+
 /// store(sums, group, row) for every group of the panel and every tile in [first, last), which starts at row.
 template <class Mode, class Store>
 void for_each_tile(const std::uint8_t* packed, const std::uint8_t* panel, std::int64_t cols,
@@ -209,7 +241,17 @@ void for_each_tile(const std::uint8_t* packed, const std::uint8_t* panel, std::i
     for (std::int64_t begin = 0; begin < num_groups; begin += kMaxGroups) {
         const Groups<Mode> groups{reinterpret_cast<const typename Mode::EncodedBlock*>(panel), cols, num_rows,
                                   begin, smaller(num_groups, begin + kMaxGroups)};
-        for (std::int64_t row = first; row < last; row += tile_rows) {
+        std::int64_t row = first;
+        if constexpr (Mode::kTilesOfOneRow > 1) {
+            constexpr int kTiles = Mode::kTilesOfOneRow;
+            for (; num_rows == 1 && row + kTiles * tile_rows <= last; row += kTiles * tile_rows) {
+                multiply_row<Mode>(
+                    reinterpret_cast<const PackedChunk*>(packed) + row / tile_rows * num_chunks(cols),
+                    groups.panel, cols, scratch.sums);
+                for (int i = 0; i < kTiles; ++i) store(scratch.sums[i], groups[0], row + i * tile_rows);
+            }
+        }
+        for (; row < last; row += tile_rows) {
             multiply_tile(reinterpret_cast<const PackedChunk*>(packed) + row / tile_rows * num_chunks(cols),
                           groups, scratch);
             for (std::int64_t g = 0; g < groups.count(); ++g) store(scratch.sums[g], groups[g], row);

@@ -58,6 +58,7 @@ struct W4a4 {
     };
     using DecodedRows = PackedRows;
     static constexpr int kDecodedBlocks = 32;  // 20 KB
+    static constexpr int kTilesOfOneRow = 1;
 
     /// sum + s_x * s_w * (x . w)
     [[gnu::always_inline]] static inline __m512 add(const EncodedBlock& x, const DecodedRows& w, __m512 sum) {
