@@ -86,6 +86,7 @@ int dequantize_layer(const Options& options) {
         progress.update(i + 1, experts.count);
     }
     file.finish();
+    progress.end();
 
     if (options.is_json) {
         print_json(Json{{"layer", options.layer},

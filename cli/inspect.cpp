@@ -9,7 +9,6 @@
 
 #include "command.hpp"
 #include "engine_options.hpp"
-#include "moe4/error.hpp"
 #include "output.hpp"
 #include "progress.hpp"
 
@@ -25,45 +24,22 @@ struct Options {
 
 constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 
-struct Inspection {
-    std::vector<LayerInfo> layers;
-    int exit_code = kOk;  // of the first layer that could not be read
-};
-
-/// A layer that cannot be read is listed with the reason, and does not hide the others.
-LayerInfo inspect_layer(const Checkpoint& checkpoint, int layer, Checkpoint::Scan scan,
-                        std::atomic<int>& exit_code) {
-    try {
-        return checkpoint.inspect_layer(layer, scan);
-    } catch (const Error& error) {
-        int ok = kOk;
-        exit_code.compare_exchange_strong(ok, static_cast<int>(error.kind()));
-        LayerInfo info;
-        info.layer = layer;
-        info.format = "unreadable";
-        info.refusals = {error.what()};
-        return info;
-    }
-}
-
-Inspection inspect_layers(const Checkpoint& checkpoint, Checkpoint::Scan scan, Progress& progress) {
+std::vector<LayerInfo> inspect_layers(const Checkpoint& checkpoint, Checkpoint::Scan scan,
+                                      Progress& progress) {
     const std::vector<int>& numbers = checkpoint.moe_layers();
-    Inspection inspection;
-    inspection.layers.resize(numbers.size());
+    std::vector<LayerInfo> layers(numbers.size());
     std::atomic<std::size_t> next = 0;
     std::atomic<std::int64_t> done = 0;
-    std::atomic<int> exit_code = kOk;
     const auto work = [&] {
         for (std::size_t i = next++; i < numbers.size(); i = next++) {
-            inspection.layers[i] = inspect_layer(checkpoint, numbers[i], scan, exit_code);
+            layers[i] = checkpoint.inspect_layer(numbers[i], scan);
             progress.update(++done, static_cast<std::int64_t>(numbers.size()));
         }
     };
     std::vector<std::future<void>> workers(std::max(1U, std::thread::hardware_concurrency()));
     for (auto& worker : workers) worker = std::async(std::launch::async, work);
     for (auto& worker : workers) worker.get();
-    inspection.exit_code = exit_code;
-    return inspection;
+    return layers;
 }
 
 std::string mode_names(const LayerInfo& info) {
@@ -134,12 +110,11 @@ std::vector<std::string> all_refusals(const std::vector<LayerInfo>& layers) {
     return all;
 }
 
-std::vector<std::string> all_scale_faults(const std::vector<LayerInfo>& layers) {
+std::vector<std::string> all_input_scale_faults(const std::vector<LayerInfo>& layers) {
     std::vector<std::string> all;
     for (const LayerInfo& info : layers) {
-        for (const auto* ranges : {&info.global_scale, &info.input_scale}) {
-            for (const ScaleRange& range : *ranges)
-                all.insert(all.end(), range.faults.begin(), range.faults.end());
+        for (const ScaleRange& range : info.input_scale) {
+            all.insert(all.end(), range.faults.begin(), range.faults.end());
         }
     }
     return all;
@@ -156,7 +131,7 @@ std::string text_of(const Options& options, const Checkpoint& checkpoint,
                         layers.size());
     text += layer_table(layers) + block_scale_table(layers) + scalar_table(layers);
     text += list_text("run would refuse", all_refusals(layers));
-    text += list_text("scales that w4a16 or w4a4 cannot use", all_scale_faults(layers));
+    text += list_text("input scales that w4a4 cannot use", all_input_scale_faults(layers));
     text += list_text("config and tensors disagree, the tensors win", checkpoint.disagreements());
     text += list_text("modules of the config without tensors", checkpoint.unmatched());
     text += list_text("tensors of MoE layers that nothing reads", checkpoint.unused());
@@ -218,22 +193,23 @@ Json json_of(const Checkpoint& checkpoint, const std::vector<LayerInfo>& layers)
 }
 
 int inspect(const Options& options) {
-    Inspection inspection;
-    std::optional<Checkpoint> checkpoint;
-    {
-        Progress progress("opening " + options.folder);
-        checkpoint = Checkpoint::open(options.folder);
-        const auto scan =
-            options.skips_scan ? Checkpoint::Scan::headers_and_scalars : Checkpoint::Scan::block_scales;
-        progress.begin("reading scales, layers");
-        inspection = inspect_layers(*checkpoint, scan, progress);
-    }
+    const auto scan =
+        options.skips_scan ? Checkpoint::Scan::headers_and_scalars : Checkpoint::Scan::block_scales;
+    Progress progress("opening " + options.folder);
+    const Checkpoint checkpoint = Checkpoint::open(options.folder);
+    progress.begin("reading scales, layers");
+    const std::vector<LayerInfo> layers = inspect_layers(checkpoint, scan, progress);
+    progress.begin("comparing with the config");
     if (options.is_json) {
-        print_json(json_of(*checkpoint, inspection.layers));
+        const Json document = json_of(checkpoint, layers);
+        progress.end();
+        print_json(document);
     } else {
-        print(text_of(options, *checkpoint, inspection.layers));
+        const std::string text = text_of(options, checkpoint, layers);
+        progress.end();
+        print(text);
     }
-    return inspection.exit_code;
+    return kOk;
 }
 
 }  // namespace

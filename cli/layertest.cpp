@@ -253,6 +253,7 @@ int test_layers(const Options& options) {
     std::vector<LayerTest::Result> results;
     for (const int layer : chosen_layers(options, checkpoint)) {
         results.push_back(layer_test.test(layer));
+        progress.end();
         if (!options.is_json) print(text_of(results.back()));
     }
     if (results.empty()) {

@@ -41,17 +41,27 @@ std::string Progress::line() const {
     return total_ == 0 ? what_ : fmt::format("{}, {} of {}", what_, done_, total_);
 }
 
+void Progress::end() {
+    const std::lock_guard lock(mutex_);
+    what_.clear();
+    erase();
+}
+
+void Progress::erase() {
+    if (is_terminal_ && is_shown_) fmt::print(stderr, "\r\x1b[K");
+    is_shown_ = false;
+}
+
 void Progress::report_until_stopped() {
-    std::unique_lock lock(mutex_);
-    const auto is_stopped = [this] { return is_stopped_; };
-    if (stopping_.wait_for(lock, 1s, is_stopped)) return;
-    const auto interval = is_terminal_ ? 200ms : 5000ms;
     const char* const frame = is_terminal_ ? "\r\x1b[Kmoe4: {} ..." : "moe4: {} ...\n";
-    do {
+    std::unique_lock lock(mutex_);
+    for (auto wait = 1000ms; !stopping_.wait_for(lock, wait, [this] { return is_stopped_; });
+         wait = is_terminal_ ? 200ms : 5000ms) {
+        if (what_.empty()) continue;
         fmt::print(stderr, fmt::runtime(frame), line());
-        std::fflush(stderr);
-    } while (!stopping_.wait_for(lock, interval, is_stopped));
-    if (is_terminal_) fmt::print(stderr, "\r\x1b[K");
+        is_shown_ = true;
+    }
+    erase();
 }
 
 }  // namespace moe4::cli

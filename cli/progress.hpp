@@ -18,15 +18,18 @@ public:
 
     void begin(std::string what);  // the next step; forgets the counts
     void update(std::int64_t done, std::int64_t total);
+    void end();  // before something is printed: leaves the terminal's line empty until the next begin()
 
 private:
     void report_until_stopped();
+    void erase();
     std::string line() const;
 
     const bool is_terminal_;
     mutable std::mutex mutex_;
     std::condition_variable stopping_;
     bool is_stopped_ = false;
+    bool is_shown_ = false;
     std::string what_;
     std::int64_t done_ = 0, total_ = 0;
     std::thread reporter_;  // last: it reads the others

@@ -170,6 +170,7 @@ int run(const Options& options) {
     const bool is_dynamic =
         mode.precision == Precision::w4a4 && mode.activation_scale == ActivationScale::dynamic;
     const Plan plan = plan_batch(*backend, problem, is_dynamic);
+    progress.end();
     note(fmt::format("layer {} runs in {}, because {}", options.layer, describe(mode), mode.reason));
     note(fmt::format("kernels on {}: {}", plan.backend, kernel_names(plan)));
     const std::vector<std::string> notes = remarks(checkpoint, options, input, config);
@@ -186,6 +187,7 @@ int run(const Options& options) {
     const auto layer = backend->prepare(plan, checkpoint.moe_layer(options.layer));
     progress.begin(fmt::format("running layer {}, tokens", options.layer));
     Run(*layer, input, dtype).write(file, progress);
+    progress.end();
 
     if (options.is_json) {
         print_json(json_of(options, mode, input, plan, notes));
