@@ -1,0 +1,251 @@
+// CUDA behind the interface of moe4/backend.hpp: planning, checking arguments, and what is left to forward().
+//
+// run() and route() take tensors of the backend's device and enqueue. Given tensors in host memory they work
+// as well, through memory of their own and waiting for the result: for tools and tests, not for serving.
+#include <memory>
+#include <string>
+
+#include "backends/cuda/forward.hpp"
+#include "backends/cuda/kernel_list.hpp"
+#include "backends/cuda/smxx/route.hpp"
+#include "backends/cuda/workspace_layout.hpp"
+#include "backends/registry.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4::cuda {
+
+namespace {
+
+constexpr std::size_t kAlignment = 16;  // of tensors: kernels load 16 bytes at once
+
+[[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
+
+/// A copy on the device of a tensor in host memory.
+class Staged {
+public:
+    explicit Staged(const TensorView& host)
+        : bytes_(host.num_bytes()), buffer_(std::max<std::size_t>(bytes_, 1), "a copy of a host tensor") {}
+
+    const void* upload(const TensorView& host) const {
+        check(cudaMemcpy(buffer_.data(), host.data, bytes_, cudaMemcpyHostToDevice), "copying to the device");
+        return buffer_.data();
+    }
+    void download(const MutableTensorView& host) const {
+        check(cudaMemcpy(host.data, buffer_.data(), bytes_, cudaMemcpyDeviceToHost),
+              "copying from the device");
+    }
+    void* data() const { return buffer_.data(); }
+
+private:
+    std::size_t bytes_;
+    DeviceBuffer buffer_;
+};
+
+class CudaLayer final : public Layer {
+public:
+    CudaLayer(Plan plan, PreparedLayer layer) : plan_(std::move(plan)), layer_(std::move(layer)) {}
+    ~CudaLayer() override {
+        int previous = 0;
+        cudaGetDevice(&previous);
+        cudaSetDevice(layer_.device);
+        layer_ = {};
+        cudaSetDevice(previous);
+    }
+
+    const Plan& plan() const override { return plan_; }
+
+    void route(TensorView hidden, MutableTensorView ids, MutableTensorView weights,
+               Stream stream) const override {
+        if (!layer_.router)
+            throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
+        const std::int64_t top_k = layer_.problem.config.router.top_k;
+        const Device device = device_of(hidden);
+        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size()}, device);
+        check_tensor("top_k_ids", ids, DType::i32, {num_tokens, top_k}, device);
+        check_tensor("top_k_weights", weights, DType::f32, {num_tokens, top_k}, device);
+        if (num_tokens == 0) return;
+        const DeviceScope scope(layer_.device);
+        if (device.type == DeviceType::cuda) {
+            enqueue_route(hidden.data, num_tokens, ids.data, weights.data, as_stream(stream));
+            return;
+        }
+        const Staged staged_hidden(hidden);
+        const Staged staged_ids(ids);
+        const Staged staged_weights(weights);
+        enqueue_route(staged_hidden.upload(hidden), num_tokens, staged_ids.data(), staged_weights.data(),
+                      nullptr);
+        staged_ids.download(ids);
+        staged_weights.download(weights);
+    }
+
+    void run(TensorView hidden, const Routing& routing, MutableTensorView output, Workspace workspace,
+             Stream stream) const override {
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
+        if (num_tokens > layer_.problem.max_tokens) {
+            refuse("hidden has " + std::to_string(num_tokens) + " tokens, expected at most the " +
+                   std::to_string(layer_.problem.max_tokens) + " that were planned");
+        }
+        const Device device = device_of(hidden);
+        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size()}, device);
+        check_tensor("top_k_ids", routing.top_k_ids, DType::i32, {num_tokens, layer_.top_k}, device);
+        check_tensor("top_k_weights", routing.top_k_weights, DType::f32, {num_tokens, layer_.top_k}, device);
+        const bool wants_f32 = output.dtype == DType::f32;
+        check_tensor("output", output, wants_f32 ? DType::f32 : DType::bf16, {num_tokens, hidden_size()},
+                     device);
+        if (num_tokens == 0) return;
+        check_workspace(workspace);
+        const DeviceScope scope(layer_.device);
+        if (device.type == DeviceType::cuda) {
+            enqueue_run(hidden.data, routing.top_k_ids.data, routing.top_k_weights.data, num_tokens,
+                        output.data, wants_f32, workspace.data, as_stream(stream));
+            return;
+        }
+        const Staged staged_hidden(hidden);
+        const Staged ids(routing.top_k_ids);
+        const Staged weights(routing.top_k_weights);
+        const Staged staged_output(output);
+        const DeviceBuffer scratch(plan_.workspace_bytes, "a workspace");
+        enqueue_run(staged_hidden.upload(hidden), ids.upload(routing.top_k_ids),
+                    weights.upload(routing.top_k_weights), num_tokens, staged_output.data(), wants_f32,
+                    scratch.data(), nullptr);
+        staged_output.download(output);
+    }
+
+private:
+    std::int64_t hidden_size() const { return layer_.problem.config.hidden_size; }
+    static cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+    /// Where all tensors of a call have to lie: where hidden does.
+    Device device_of(const TensorView& hidden) const {
+        return hidden.device.type == DeviceType::cpu ? Device{} : Device{DeviceType::cuda, layer_.device};
+    }
+    static void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape,
+                             Device device) {
+        const auto element_bytes = static_cast<std::size_t>(dtype_bits(dtype) / 8);
+        const bool is_vector = dtype == DType::bf16 || name == std::string_view("output");
+        moe::check_tensor(name, tensor, dtype, shape, device,
+                          device.type == DeviceType::cuda && is_vector ? kAlignment : element_bytes);
+    }
+    void check_workspace(const Workspace& workspace) const {
+        if (workspace.data == nullptr || workspace.bytes < plan_.workspace_bytes) {
+            refuse("the workspace has " + std::to_string(workspace.data == nullptr ? 0 : workspace.bytes) +
+                   " bytes, expected " + std::to_string(plan_.workspace_bytes));
+        }
+        if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0)
+            refuse("the workspace is misaligned, expected an address that is a multiple of 64");
+    }
+
+    void enqueue_run(const void* hidden, const void* ids, const void* weights, std::int64_t num_tokens,
+                     void* output, bool wants_f32, void* workspace, cudaStream_t stream) const {
+        forward(layer_,
+                {.hidden = static_cast<const std::uint16_t*>(hidden),
+                 .top_k_ids = static_cast<const std::int32_t*>(ids),
+                 .top_k_weights = static_cast<const float*>(weights),
+                 .num_tokens = num_tokens,
+                 .output_f32 = wants_f32 ? static_cast<float*>(output) : nullptr,
+                 .output_bf16 = wants_f32 ? nullptr : static_cast<std::uint16_t*>(output),
+                 .workspace = static_cast<std::uint8_t*>(workspace)},
+                choose_mma(layer_, num_tokens), stream);
+    }
+
+    void enqueue_route(const void* hidden, std::int64_t num_tokens, void* ids, void* weights,
+                       cudaStream_t stream) const {
+        const MoeConfig& config = layer_.problem.config;
+        cuda::route({.hidden = static_cast<const std::uint16_t*>(hidden),
+                     .router = layer_.router->weights.data(),
+                     .router_is_f32 = layer_.router->dtype == DType::f32,
+                     .bias = reinterpret_cast<const float*>(layer_.router->bias.data()),
+                     .num_tokens = num_tokens,
+                     .hidden_size = config.hidden_size,
+                     .num_experts = config.num_experts,
+                     .config = config.router,
+                     .top_k_ids = static_cast<std::int32_t*>(ids),
+                     .top_k_weights = static_cast<float*>(weights)},
+                    stream);
+    }
+
+    Plan plan_;
+    PreparedLayer layer_;
+};
+
+class CudaBackend final : public Backend {
+public:
+    explicit CudaBackend(const BackendOptions& options) : device_(options.device), kernel_(options.kernel) {
+        const DeviceScope scope(device_);
+        check(cudaGetDeviceProperties(&properties_, device_), "asking for the properties of the device");
+        const Support support = supports_device(properties_);
+        if (!support) throw Error(ErrorKind::unsupported, support.reason);
+        check_kernel_name(kernel_);
+        load_kernels();
+    }
+
+    std::string_view name() const override { return "cuda"; }
+
+    std::string description() const override { return describe_device(properties_); }
+
+    Plan plan(const Problem& problem) const override {
+        moe::check_problem(problem);
+        const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
+        Plan plan = choose_kernels(problem, held.last - held.first, kernel_);
+        plan.problem = problem;
+        plan.backend = name();
+        plan.layout = WeightLayout::in_place;
+        plan.workspace_bytes = workspace_layout(problem, moe::slots_per_token(problem)).bytes;
+        plan.weight_bytes = weight_layout(problem.config, held.last - held.first).bytes;
+        return plan;
+    }
+
+    std::unique_ptr<Layer> prepare(Plan plan, const MoeWeights& weights) const override {
+        if (plan.backend != name())
+            refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cuda");
+        const DeviceScope scope(device_);
+        plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
+        PreparedLayer layer = prepare_layer(plan.problem, weights, device_);
+        return std::make_unique<CudaLayer>(std::move(plan), std::move(layer));
+    }
+
+private:
+    int device_;
+    std::string kernel_;
+    cudaDeviceProp properties_{};
+};
+
+/// Why no device can be used, or nothing.
+Support usable_device(int device) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    cudaGetLastError();
+    if (error == cudaErrorInsufficientDriver)
+        return {"no device: the CUDA driver is missing or older than 13.0"};
+    if (error != cudaSuccess || count == 0) return {"no device"};
+    if (device < 0 || device >= count) {
+        return {"no device " + std::to_string(device) + ", expected one of the " + std::to_string(count) +
+                " that are visible"};
+    }
+    return {};
+}
+
+}  // namespace
+
+BackendInfo backend_info() {
+    BackendInfo info{.name = "cuda", .description = "", .available = usable_device(0), .kernels = {}};
+    if (info.available) {
+        cudaDeviceProp properties{};
+        if (cudaGetDeviceProperties(&properties, 0) == cudaSuccess) {
+            info.description = describe_device(properties);
+            info.available = supports_device(properties);
+        }
+    }
+    for (const Kernel& kernel : kernel_list())
+        info.kernels.push_back({kernel.name, kernel.precision, info.available});
+    return info;
+}
+
+std::unique_ptr<Backend> open_backend(const BackendOptions& options) {
+    const Support usable = usable_device(options.device);
+    if (!usable) throw Error(ErrorKind::machine, usable.reason);
+    return std::make_unique<CudaBackend>(options);
+}
+
+}  // namespace moe4::cuda

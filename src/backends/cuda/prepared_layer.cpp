@@ -1,0 +1,251 @@
+#include "backends/cuda/prepared_layer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backends/cuda/upload.hpp"
+#include "format/bf16.hpp"
+#include "moe/routers.hpp"
+
+namespace moe4::cuda {
+
+namespace {
+
+constexpr std::int64_t kRowPitch = 16;  // tensor maps take strides that are multiples of it
+constexpr std::int64_t kPartAlignment = 256;
+
+/// body(context, i) for i in [0, count) on a few threads; the first exception of any is thrown here.
+void parallel_for(int count, void (*body)(void*, int), void* context) {
+    std::atomic<int> next{0};
+    std::exception_ptr failure;
+    std::mutex failure_mutex;
+    const auto work = [&] {
+        try {
+            for (int i = next++; i < count; i = next++) body(context, i);
+        } catch (...) {
+            next = count;
+            const std::scoped_lock lock(failure_mutex);
+            if (!failure) failure = std::current_exception();
+        }
+    };
+    const int num_threads =
+        std::min({count, 16, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))});
+    {
+        std::vector<std::jthread> threads;
+        for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
+        work();
+    }
+    if (failure) std::rethrow_exception(failure);
+}
+
+/// Copies the experts from several threads: one copies to pinned memory slower than the link takes it.
+void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, const WeightLayoutBytes& at) {
+    const MoeConfig& config = layer.problem.config;
+    const std::int64_t I = config.intermediate_size;
+    const std::int64_t H = config.hidden_size;
+    struct Upload {
+        const PreparedLayer& layer;
+        const MoeWeights& weights;
+        const WeightLayoutBytes& at;
+        std::int64_t I, H;
+        std::atomic<int> next{0};
+
+        void copy(Uploader& uploader, const Nvfp4View& view, std::uint8_t* codes, std::int64_t code_pitch,
+                  std::uint8_t* scales, std::int64_t scale_pitch) const {
+            uploader.copy_rows(view.packed, view.rows, view.cols / 2, view.packed_stride, codes, code_pitch);
+            uploader.copy_rows(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
+                               scales, scale_pitch);
+        }
+
+        void run() {
+            const DeviceScope device(layer.device);
+            Uploader uploader;
+            std::uint8_t* const base = layer.weights.data();
+            for (int i = next++; i < layer.num_held(); i = next++) {
+                const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];
+                const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
+                for (int half = 0; half < 2; ++half) {
+                    const std::int64_t row = (std::int64_t{2} * i + half) * I;
+                    copy(uploader, *gate_up[half], base + at.gate_up_codes + row * at.gate_up_code_pitch,
+                         at.gate_up_code_pitch, base + at.gate_up_scales + row * at.gate_up_scale_pitch,
+                         at.gate_up_scale_pitch);
+                }
+                copy(uploader, expert.down.weight, base + at.down_codes + i * H * at.down_code_pitch,
+                     at.down_code_pitch, base + at.down_scales + i * H * at.down_scale_pitch,
+                     at.down_scale_pitch);
+            }
+            uploader.finish();
+        }
+    } upload{layer, weights, at, I, H};
+    parallel_for(8, [](void* context, int) { static_cast<Upload*>(context)->run(); }, &upload);
+}
+
+/// [experts, halves, rows, bytes a row] with a box of a chunk of K.
+WeightMaps weight_maps(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t code_pitch,
+                       std::int64_t scale_pitch, std::int64_t cols, std::int64_t rows, int halves,
+                       int experts, std::uint32_t box_rows) {
+    const auto map = [&](const std::uint8_t* data, std::int64_t pitch, std::int64_t used,
+                         std::uint32_t box_bytes, Swizzle swizzle) {
+        const auto u = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
+        const std::array sizes{u(used), u(rows), u(halves), u(experts)};
+        const std::array strides{u(pitch), u(pitch * rows), u(pitch * rows * halves)};
+        const std::array<std::uint32_t, 4> box{box_bytes, box_rows, static_cast<std::uint32_t>(halves), 1};
+        return byte_tensor_map(data, sizes, strides, box, swizzle);
+    };
+    return {.codes = map(codes, code_pitch, cols / 2, kChunk / 2, Swizzle::bytes_128),
+            .scales = map(scales, scale_pitch, cols / 16, kChunk / 16, Swizzle::none)};
+}
+
+void make_maps(PreparedLayer& layer, const WeightLayoutBytes& at) {
+    const MoeConfig& config = layer.problem.config;
+    std::uint8_t* const base = layer.weights.data();
+    for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
+        const auto half = static_cast<std::uint32_t>(sm90::kMmaShapes[i].half_rows());
+        layer.gate_up_maps[i] = weight_maps(base + at.gate_up_codes, base + at.gate_up_scales,
+                                            at.gate_up_code_pitch, at.gate_up_scale_pitch, config.hidden_size,
+                                            config.intermediate_size, 2, layer.num_held(), half);
+        layer.down_maps[i] =
+            weight_maps(base + at.down_codes, base + at.down_scales, at.down_code_pitch, at.down_scale_pitch,
+                        config.intermediate_size, config.hidden_size, 1, layer.num_held(), 2 * half);
+    }
+}
+
+/// A1 and A2 of the calibrated modes, 1 where A belongs to a row or there is none.
+std::vector<moe::InputScales> input_scales(const Problem& problem, const MoeWeights& weights) {
+    const bool is_calibrated =
+        problem.precision == Precision::w4a4 && (problem.activation_scale == ActivationScale::layer_max ||
+                                                 problem.activation_scale == ActivationScale::per_expert);
+    if (is_calibrated) return moe::input_scales(weights, problem.activation_scale);
+    return std::vector<moe::InputScales>(weights.experts.size(), {.gate_up = 1.0F, .down = 1.0F});
+}
+
+std::vector<ExpertScaleValues> scale_values(const PreparedLayer& layer, const MoeWeights& weights,
+                                            const std::vector<moe::InputScales>& inputs) {
+    std::vector<ExpertScaleValues> values;
+    for (int i = layer.held.first; i < layer.held.last; ++i) {
+        const auto e = static_cast<std::size_t>(i);
+        const ExpertWeights& expert = weights.experts[e];
+        values.push_back({.global = {expert.gate.weight.global_scale, expert.up.weight.global_scale,
+                                     expert.down.weight.global_scale},
+                          .input = inputs[e]});
+    }
+    return values;
+}
+
+std::vector<float> as_floats(const TensorView& tensor) {
+    std::vector<float> values(static_cast<std::size_t>(tensor.shape.num_elements()));
+    if (tensor.dtype == DType::f32) {
+        std::memcpy(values.data(), tensor.data, values.size() * 4);
+        return values;
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, static_cast<const std::uint8_t*>(tensor.data) + 2 * i, 2);
+        values[i] = format::bf16_to_float(bits);
+    }
+    return values;
+}
+
+DeviceRouter upload_router(const MoeWeights& weights) {
+    DeviceRouter router;
+    router.dtype = weights.router.dtype;
+    router.weights = DeviceBuffer(weights.router.num_bytes(), "the router");
+    check(cudaMemcpy(router.weights.data(), weights.router.data, weights.router.num_bytes(),
+                     cudaMemcpyHostToDevice),
+          "copying the router");
+    if (weights.router_bias) {
+        const std::vector<float> bias = as_floats(*weights.router_bias);
+        router.bias = DeviceBuffer(bias.size() * 4, "the router's bias");
+        check(cudaMemcpy(router.bias.data(), bias.data(), bias.size() * 4, cudaMemcpyHostToDevice),
+              "copying the router's bias");
+    }
+    return router;
+}
+
+}  // namespace
+
+WeightLayoutBytes weight_layout(const MoeConfig& config, int num_held) {
+    WeightLayoutBytes at{};
+    at.gate_up_code_pitch = round_up(config.hidden_size / 2, kRowPitch);
+    at.gate_up_scale_pitch = round_up(config.hidden_size / kNvfp4BlockSize, kRowPitch);
+    at.down_code_pitch = round_up(config.intermediate_size / 2, kRowPitch);
+    at.down_scale_pitch = round_up(config.intermediate_size / kNvfp4BlockSize, kRowPitch);
+    std::int64_t end = 0;
+    const auto place = [&](std::int64_t bytes_per_expert) {
+        const std::int64_t begin = end;
+        end = round_up(end + bytes_per_expert * num_held, kPartAlignment);
+        return static_cast<std::size_t>(begin);
+    };
+    at.gate_up_codes = place(2 * config.intermediate_size * at.gate_up_code_pitch);
+    at.gate_up_scales = place(2 * config.intermediate_size * at.gate_up_scale_pitch);
+    at.down_codes = place(config.hidden_size * at.down_code_pitch);
+    at.down_scales = place(config.hidden_size * at.down_scale_pitch);
+    at.bytes = static_cast<std::size_t>(end);
+    return at;
+}
+
+/// Doubles first, so that all are aligned.
+void set_scales(PreparedLayer& layer, std::span<const ExpertScaleValues> experts) {
+    const std::size_t n = experts.size();
+    std::vector<double> globals(3 * n);
+    std::vector<float> floats(5 * n);
+    for (std::size_t i = 0; i < n; ++i) {
+        const moe::InputScales& input = experts[i].input;
+        const float inputs[] = {input.gate_up, input.gate_up, input.down};
+        for (std::size_t p = 0; p < 3; ++p) {
+            globals[p * n + i] = experts[i].global[p];
+            floats[p * n + i] = static_cast<float>(static_cast<double>(inputs[p]) * experts[i].global[p]);
+        }
+        floats[3 * n + i] = input.gate_up;
+        floats[4 * n + i] = input.down;
+    }
+    layer.scale_memory = DeviceBuffer(globals.size() * 8 + floats.size() * 4, "the experts' scales");
+    auto* const doubles = reinterpret_cast<double*>(layer.scale_memory.data());
+    auto* const singles = reinterpret_cast<float*>(doubles + 3 * n);
+    check(cudaMemcpy(doubles, globals.data(), globals.size() * 8, cudaMemcpyHostToDevice), "copying scales");
+    check(cudaMemcpy(singles, floats.data(), floats.size() * 4, cudaMemcpyHostToDevice), "copying scales");
+    layer.scales = {.gate = doubles,
+                    .up = doubles + n,
+                    .down = doubles + 2 * n,
+                    .gate_factor = singles,
+                    .up_factor = singles + n,
+                    .down_factor = singles + 2 * n,
+                    .input_scale = singles + 3 * n,
+                    .h_input_scale = singles + 4 * n};
+}
+
+PreparedLayer allocate_layer(const Problem& problem, int device) {
+    PreparedLayer layer;
+    layer.problem = problem;
+    layer.top_k = moe::slots_per_token(problem);
+    layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
+    layer.device = device;
+    check(cudaDeviceGetAttribute(&layer.num_sms, cudaDevAttrMultiProcessorCount, device),
+          "asking for the number of multiprocessors");
+    const WeightLayoutBytes at = weight_layout(problem.config, layer.num_held());
+    layer.weights = DeviceBuffer(at.bytes, "the weights of a layer");
+    make_maps(layer, at);
+    return layer;
+}
+
+PreparedLayer prepare_layer(const Problem& problem, const MoeWeights& weights, int device) {
+    moe::check_weights_fit(problem, moe::held_experts(problem.experts, problem.config.num_experts), weights);
+    const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
+    moe::check_weights(weights, problem.experts, parallel_for);
+    if (weights.router.data != nullptr)
+        moe::check_router(problem.config, weights.router, weights.router_bias);
+
+    PreparedLayer layer = allocate_layer(problem, device);
+    set_scales(layer, scale_values(layer, weights, inputs));
+    upload_experts(layer, weights, weight_layout(problem.config, layer.num_held()));
+    if (weights.router.data != nullptr) layer.router = upload_router(weights);
+    return layer;
+}
+
+}  // namespace moe4::cuda

@@ -1,0 +1,65 @@
+#pragma once
+// A layer on a GPU: the checkpoint's bytes, row by row at a pitch of 16 bytes, and the scales of its experts.
+#include <optional>
+
+#include "backends/cuda/grouped_gemm.hpp"
+#include "backends/cuda/runtime.hpp"
+#include "backends/cuda/sm90/mma_shape.hpp"
+#include "moe/problem.hpp"
+#include "moe4/backend.hpp"
+
+namespace moe4::cuda {
+
+/// Where the parts of a layer's weights lie in one piece of device memory, in bytes.
+struct WeightLayoutBytes {
+    std::int64_t gate_up_code_pitch, gate_up_scale_pitch;  // of a row
+    std::int64_t down_code_pitch, down_scale_pitch;
+    std::size_t gate_up_codes;   // [experts, 2, intermediate_size, pitch]
+    std::size_t gate_up_scales;  // likewise
+    std::size_t down_codes;      // [experts, hidden_size, pitch]
+    std::size_t down_scales;
+    std::size_t bytes;
+};
+WeightLayoutBytes weight_layout(const MoeConfig&, int num_held);
+
+/// On the device, [experts held] each.
+struct ExpertScales {
+    const double *gate, *up, *down;                      // G
+    const float *gate_factor, *up_factor, *down_factor;  // A * G; G where A belongs to a row
+    const float *input_scale, *h_input_scale;            // A1, A2 of the calibrated modes
+};
+
+struct DeviceRouter {
+    DeviceBuffer weights;  // [num_experts, hidden_size]
+    DType dtype = DType::bf16;
+    DeviceBuffer bias;  // f32 [num_experts]; no data: none
+};
+
+struct PreparedLayer {
+    Problem problem;
+    int top_k = 0;
+    moe::HeldExperts held;
+    int device = 0;
+    int num_sms = 0;
+    DeviceBuffer weights, scale_memory;
+    ExpertScales scales{};
+    WeightMaps gate_up_maps[sm90::kNumMmaShapes], down_maps[sm90::kNumMmaShapes];
+    std::optional<DeviceRouter> router;
+
+    int num_held() const { return held.last - held.first; }
+};
+
+/// Memory on the current device for the weights of a layer, and the maps that read it; nothing is copied yet.
+PreparedLayer allocate_layer(const Problem&, int device);
+
+/// What ExpertScales is made from.
+struct ExpertScaleValues {
+    double global[3];  // by Projection
+    moe::InputScales input;
+};
+void set_scales(PreparedLayer&, std::span<const ExpertScaleValues> experts);
+
+/// Checks the weights, then copies them to the current device. Throws as Backend::prepare.
+PreparedLayer prepare_layer(const Problem&, const MoeWeights&, int device);
+
+}  // namespace moe4::cuda

@@ -1,0 +1,42 @@
+#pragma once
+// Asynchronous copies from global to shared memory that complete on an mbarrier: plain bytes and tensor
+// boxes. PTX ISA 9.0, 9.7.9.25 (cp.async.bulk).
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace moe4::cuda::ptx {
+
+/// Both addresses and `bytes` are multiples of 16.
+__device__ inline void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                 std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+/// A box of a tensor; what lies outside of the tensor arrives as zeros and counts as bytes all the same.
+__device__ inline void tensor_copy_2d(std::uint32_t to, const CUtensorMap* map, int x, int y,
+                                      std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3}], [%4];" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
+}
+
+__device__ inline void tensor_copy_4d(std::uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
+                                      std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3, %4, %5}], [%6];" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+        : "memory");
+}
+
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+}  // namespace moe4::cuda::ptx

@@ -1,0 +1,139 @@
+// What the CUDA backend promises beside the numbers: routing on the device, errors, and shapes that are
+// large.
+#include <gtest/gtest.h>
+
+#include "conformance/layer_runner.hpp"
+#include "cuda/device_tensor.hpp"
+#include "moe/routers.hpp"
+#include "moe4/error.hpp"
+
+namespace moe4::testing {
+namespace {
+
+class CudaLayer : public ::testing::Test {
+protected:
+    void SetUp() override {
+        if (!has_gpu()) GTEST_SKIP() << "no GPU";
+    }
+};
+
+struct RouterCase {
+    int num_experts;
+    RouterConfig config;
+    bool has_bias;
+};
+
+TEST_F(CudaLayer, RoutesAsTheCpuDoes) {
+    const RouterCase cases[] = {
+        {8, {.score_function = ScoreFunction::softmax, .top_k = 2, .renormalize = true}, false},
+        {128, {.score_function = ScoreFunction::softmax, .top_k = 8, .renormalize = true}, false},
+        {256,
+         {.score_function = ScoreFunction::sigmoid,
+          .top_k = 8,
+          .renormalize = true,
+          .num_groups = 8,
+          .top_k_groups = 4,
+          .scaling_factor = 2.5},
+         true},
+        {1024, {.score_function = ScoreFunction::sigmoid, .top_k = 32}, true},
+    };
+    for (const RouterCase& c : cases) {
+        RandomLayer random(
+            {.hidden_size = 192, .intermediate_size = 16, .num_experts = c.num_experts, .has_router = true});
+        MoeWeights& weights = random.weights();
+        weights.config.router = c.config;
+        std::vector<float> bias(static_cast<std::size_t>(c.num_experts));
+        std::normal_distribution<float> normal(0, 0.05F);
+        for (float& b : bias) b = normal(random.random());
+        if (c.has_bias) weights.router_bias = TensorView{bias.data(), DType::f32, {c.num_experts}, {}};
+        const auto backend = open_backend("cuda");
+        const auto layer =
+            backend->prepare(backend->plan({.config = weights.config, .max_tokens = 64}), weights);
+        Input input = random_input(weights.config, 64, c.config.top_k, Ids::distinct, random.random());
+        input.hidden[5] = 0x7FC0;  // a NaN: ids 0, 1, 2, ... and NaN weights
+        const Shape shape{64, c.config.top_k};
+        std::vector<std::int32_t> ids(input.ids.size(), -7);
+        std::vector<float> top_k_weights(input.ids.size(), -7);
+        layer->route(hidden_view(input, 192), {ids.data(), DType::i32, shape, {}},
+                     {top_k_weights.data(), DType::f32, shape, {}});
+        std::size_t differing = 0;
+        for (std::int64_t t = 0; t < 64; ++t) {
+            std::vector<std::int32_t> expected_ids(static_cast<std::size_t>(c.config.top_k));
+            std::vector<float> expected_weights(expected_ids.size());
+            moe::route_token(weights.config, weights.router, weights.router_bias,
+                             input.hidden.data() + t * 192, expected_ids.data(), expected_weights.data());
+            for (std::size_t j = 0; j < expected_ids.size(); ++j) {
+                const std::size_t slot = static_cast<std::size_t>(t) * expected_ids.size() + j;
+                differing += ids[slot] != expected_ids[j] || !same(top_k_weights[slot], expected_weights[j]);
+            }
+        }
+        EXPECT_EQ(differing, 0U) << c.num_experts << " experts, of " << ids.size() << " slots";
+    }
+}
+
+template <class Call>
+std::string refusal(const Call& call, ErrorKind kind) {
+    try {
+        call();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "was not refused";
+    return "";
+}
+
+TEST_F(CudaLayer, MemoryThatDoesNotSufficeIsNamedWithBothSizes) {
+    const auto backend = open_backend("cuda");
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes));
+    void* hog = nullptr;
+    const std::size_t left = std::size_t{64} << 20;
+    check_cuda(cudaMalloc(&hog, free_bytes - left));
+    RandomLayer large({.hidden_size = 2048, .intermediate_size = 4096, .num_experts = 8});
+    const std::string sentence = refusal(
+        [&] {
+            backend->prepare(backend->plan({.config = large.weights().config, .max_tokens = 1}),
+                             large.weights());
+        },
+        ErrorKind::machine);
+    cudaFree(hog);
+    EXPECT_NE(sentence.find("bytes are needed"), std::string::npos) << sentence;
+    EXPECT_NE(sentence.find("are free"), std::string::npos) << sentence;
+}
+
+TEST_F(CudaLayer, RefusesTensorsOfAnotherDevice) {
+    RandomLayer random({});
+    const auto backend = open_backend("cuda");
+    const auto layer = backend->prepare(backend->plan({.config = random.weights().config, .max_tokens = 4}),
+                                        random.weights());
+    const Input input = random_input(random.weights().config, 4, 2, Ids::distinct, random.random());
+    const DeviceMemory hidden(input.hidden);
+    const DeviceMemory output(4 * 64 * 4);
+    const DeviceMemory workspace(layer->plan().workspace_bytes);
+    const std::string sentence = refusal(
+        [&] {
+            layer->run(hidden.view(DType::bf16, {4, 64}), routing(input), output.view(DType::f32, {4, 64}),
+                       workspace.workspace());
+        },
+        ErrorKind::invalid_argument);
+    EXPECT_NE(sentence.find("top_k_ids"), std::string::npos) << sentence;
+    EXPECT_NE(sentence.find("in host memory"), std::string::npos) << sentence;
+}
+
+TEST(CudaBackend, SaysWhyThereIsNone) {
+    if (has_gpu()) GTEST_SKIP() << "there is a GPU";
+    const std::string sentence = refusal([] { open_backend("cuda"); }, ErrorKind::machine);
+    EXPECT_NE(sentence.find("no device"), std::string::npos) << sentence;
+}
+
+TEST_F(CudaLayer, ADeviceThatIsNotThereIsNamed) {
+    BackendOptions options;
+    options.device = 99;
+    const std::string sentence = refusal([&] { open_backend("cuda", options); }, ErrorKind::machine);
+    EXPECT_NE(sentence.find("99"), std::string::npos) << sentence;
+}
+
+}  // namespace
+}  // namespace moe4::testing
