@@ -15,8 +15,10 @@ namespace {
 
 constexpr int kBlock = kNvfp4BlockSize;
 constexpr int kLanes = 8;
+constexpr int kBias = 12;                          // makes doubled codes unsigned
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
 constexpr std::int64_t kMaxRows = 512;             // rows that share a decoded tile: bounds the scratch
+constexpr std::int64_t kPanelBytes = 384 << 10;    // of them: within the second cache
 constexpr int kPrefetchBytes = 3072;               // ahead in the stream of weights
 
 std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -74,25 +76,27 @@ Block16 load_bf16_block(const std::uint16_t* x) { return {load_bf16(x), load_bf1
 
 Floats round_to_bf16(Floats x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16))}; }
 
-/// A block of NVFP4 activations. An e4m3 byte shifted left by 20 is its value times 2^-120 as a float; what
-/// undoes that, and the quarter that two doubled codes are too large by, is in the activation's scale.
+/// A block of NVFP4 activations, whose scale is multiplier * unit with a power of two as its unit. With d the
+/// dot product of the biased weights, start + multiplier * d are the bits of the float
+///     shift + multiplier * (exact dot product) * unit        shift = 1.5 * 2^23 * unit
+/// so that one subtraction both converts and scales, exactly. Of a NaN the shift is NaN.
 struct EncodedBlock {
     std::int8_t codes[kBlock];  // doubled; of each 8 columns the even ones, then the odd ones, as nibbles lie
-    std::int32_t bias;          // -12 * sum of codes
-    float scale;                // 2^118 * e4m3
+    std::int16_t multiplier[2];  // both alike
+    std::int32_t start;
+    float shift;
 };
-constexpr float kScaleFactor = 0x1p118F;
 
-/// Rounds a non-negative number of at most 448 to e4m3, ties to even.
-__m128 round_to_e4m3(__m128 x) {
-    const __m128i bits = _mm_castps_si128(x);
-    const __m128i to_even =
-        _mm_add_epi32(_mm_and_si128(_mm_srli_epi32(bits, 20), _mm_set1_epi32(1)), _mm_set1_epi32(0x7FFFF));
-    const __m128 normal = _mm_castsi128_ps(
-        _mm_and_si128(_mm_add_epi32(bits, to_even), _mm_set1_epi32(static_cast<int>(0xFFF00000))));
-    const __m128 shift = _mm_set1_ps(0x1p14F);  // its last bit is 2^-9, as that of a subnormal e4m3
-    const __m128 subnormal = _mm_sub_ps(_mm_add_ps(x, shift), shift);
-    return _mm_blendv_ps(normal, subnormal, _mm_cmplt_ps(x, _mm_set1_ps(0x1p-6F)));
+/// Rounds non-negative numbers of at most 448 to e4m3, ties to even.
+__m256 round_to_e4m3(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i to_even = _mm256_add_epi32(
+        _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFFF));
+    const __m256 normal = _mm256_castsi256_ps(
+        _mm256_and_si256(_mm256_add_epi32(bits, to_even), _mm256_set1_epi32(static_cast<int>(0xFFF00000))));
+    const __m256 shift = _mm256_set1_ps(0x1p14F);  // its last bit is 2^-9, as that of a subnormal e4m3
+    const __m256 subnormal = _mm256_sub_ps(_mm256_add_ps(x, shift), shift);
+    return _mm256_blendv_ps(normal, subnormal, _mm256_cmp_ps(x, _mm256_set1_ps(0x1p-6F), _CMP_LT_OQ));
 }
 
 /// Twice the nearest e2m1 of x, ties to the even code, saturating at 12.
@@ -109,43 +113,81 @@ __m256i doubled_e2m1(Floats x) {
     return _mm256_sign_epi32(doubled, _mm256_or_si256(_mm256_castps_si256(x.value), _mm256_set1_epi32(1)));
 }
 
-/// format::quantize_activation_block, operation by operation.
-void encode_block(Block16 x, float input_scale, EncodedBlock& out) {
-    const __m256 sign = _mm256_set1_ps(-0.0F);
-    const __m256 largest8 =
-        _mm256_max_ps(_mm256_andnot_ps(sign, x.low.value), _mm256_andnot_ps(sign, x.high.value));
-    __m128 largest = _mm_max_ps(_mm256_castps256_ps128(largest8), _mm256_extractf128_ps(largest8, 1));
-    largest = _mm_max_ps(largest, _mm_movehl_ps(largest, largest));
-    largest = _mm_max_ps(largest, _mm_movehdup_ps(largest));
-    __m128 scale = _mm_setzero_ps();
-    if (input_scale != 0.0F) {
-        const __m128 ratio = _mm_div_ss(_mm_div_ss(largest, _mm_set_ss(6.0F)), _mm_set_ss(input_scale));
-        scale = round_to_e4m3(_mm_min_ss(ratio, _mm_set_ss(448.0F)));
+/// Largest magnitude of every block, NaN where it has one: of magnitudes the bits are in order.
+__m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i largest[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+        largest[i] = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x[i].low.value), magnitude),
+                                      _mm256_and_si256(_mm256_castps_si256(x[i].high.value), magnitude));
     }
-    const Floats step = Floats::set(_mm_cvtss_f32(scale) * input_scale);
-    const __m256 is_coded = _mm256_cmp_ps(step.value, _mm256_setzero_ps(), _CMP_NEQ_OQ);
-    __m256i low = _mm256_and_si256(doubled_e2m1(x.low / step), _mm256_castps_si256(is_coded));
-    __m256i high = _mm256_and_si256(doubled_e2m1(x.high / step), _mm256_castps_si256(is_coded));
-    if (_mm256_movemask_ps(_mm256_cmp_ps(x.low.value, x.high.value, _CMP_UNORD_Q)) != 0) {
-        low = high = _mm256_setzero_si256();
-        scale = _mm_set_ss(__builtin_nanf(""));
+    __m256i two[kLanes / 2];  // of lanes i and i + 1 what is left to compare, side by side
+    for (int i = 0; i < kLanes / 2; ++i) {
+        two[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(largest[2 * i], largest[2 * i + 1]),
+                                  _mm256_unpackhi_epi32(largest[2 * i], largest[2 * i + 1]));
     }
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
-    const __m128i in_order =
-        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    const __m128i codes = _mm_shuffle_epi8(in_order, evens_first);
-    const __m128i sums = _mm_sad_epu8(_mm_add_epi8(codes, _mm_set1_epi8(12)), _mm_setzero_si128());
-    const int biased_sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.codes), codes);
-    out.bias = -12 * (biased_sum - 12 * kBlock);
-    out.scale = _mm_cvtss_f32(scale) * kScaleFactor;
+    __m256i four[2];
+    for (int i = 0; i < 2; ++i) {
+        four[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                                   _mm256_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+    }
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                                                _mm256_permute2x128_si256(four[0], four[1], 0x31)));
+}
+
+/// format::quantize_activation_block of eight blocks, operation by operation; the first `count` are written,
+/// `out_stride` bytes apart.
+void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
+                   std::size_t out_stride) {
+    const __m256 largest = largest_magnitudes(x);
+    const __m256 is_number = _mm256_cmp_ps(largest, largest, _CMP_ORD_Q);
+    const __m256 ratio = _mm256_div_ps(_mm256_div_ps(largest, _mm256_set1_ps(6.0F)), input_scale.value);
+    const __m256 is_scaled = _mm256_cmp_ps(input_scale.value, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+    const __m256 scale = _mm256_and_ps(round_to_e4m3(_mm256_min_ps(ratio, _mm256_set1_ps(448.0F))),
+                                       _mm256_and_ps(is_scaled, is_number));
+    const __m256 exponent = _mm256_and_ps(scale, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
+    const __m256 unit =
+        _mm256_mul_ps(_mm256_max_ps(exponent, _mm256_set1_ps(0x1p-6F)), _mm256_set1_ps(0x1p-3F));
+    const __m256 shift = _mm256_mul_ps(unit, _mm256_set1_ps(0x1.8p23F));
+
+    alignas(32) float steps[kLanes];
+    alignas(32) float is_coded[kLanes];  // a mask
+    alignas(32) std::int32_t multipliers[kLanes];
+    alignas(32) std::int32_t shift_bits[kLanes];
+    alignas(32) float shifts[kLanes];
+    const __m256 step = _mm256_mul_ps(scale, input_scale.value);
+    _mm256_store_ps(steps, step);
+    _mm256_store_ps(is_coded, _mm256_cmp_ps(step, _mm256_setzero_ps(), _CMP_NEQ_OQ));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(multipliers),
+                       _mm256_cvtps_epi32(_mm256_div_ps(scale, unit)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(shift_bits), _mm256_castps_si256(shift));
+    _mm256_store_ps(shifts, _mm256_blendv_ps(largest, shift, is_number));
+
+    for (int i = 0; i < count; ++i) {
+        const Floats divisor = Floats::set(steps[i]);
+        const __m256i mask = _mm256_castps_si256(_mm256_broadcast_ss(&is_coded[i]));
+        const __m256i low = _mm256_and_si256(doubled_e2m1(x[i].low / divisor), mask);
+        const __m256i high = _mm256_and_si256(doubled_e2m1(x[i].high / divisor), mask);
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
+        const __m128i in_order =
+            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        const __m128i codes = _mm_shuffle_epi8(in_order, evens_first);
+        const __m128i sums = _mm_sad_epu8(_mm_add_epi8(codes, _mm_set1_epi8(kBias)), _mm_setzero_si128());
+        const int sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - kBias * kBlock;
+
+        auto& block = *reinterpret_cast<EncodedBlock*>(out + static_cast<std::size_t>(i) * out_stride);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(block.codes), codes);
+        block.multiplier[0] = block.multiplier[1] = static_cast<std::int16_t>(multipliers[i]);
+        block.start = shift_bits[i] - kBias * multipliers[i] * sum;
+        block.shift = shifts[i];
+    }
 }
 
 /// What 8 rows of weights hold of 16 columns: bytes 2 * e2m1 + 12, four columns of a row in each lane.
 struct WeightBlock {
     __m256i codes[4];
-    __m256 scale;  // 2^-120 * e4m3
+    __m256 scale;  // e4m3 / 4: doubled codes twice
 };
 
 /// The 8 rows of group `group` of a chunk.
@@ -158,9 +200,10 @@ struct PackedGroup {
     __m256i codes(std::int64_t i) const {
         return _mm256_load_si256(reinterpret_cast<const __m256i*>(half->codes[i][row]));
     }
-    __m256 scale(std::int64_t block) const {
+    __m256 quarter_scale(std::int64_t block) const {
         const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&half->scale[block][row]));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 20));
+        const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 20);  // of the value * 2^-120
+        return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p118F));
     }
 };
 
@@ -181,16 +224,16 @@ struct W4a4 {
         WeightBlock blocks[kGroups][kStepChunks * kPackedChunkBlocks];
     };
 
-    static std::size_t row_bytes(std::int64_t cols) {
-        return static_cast<std::size_t>(cols / kBlock) * sizeof(EncodedBlock);
-    }
+    static constexpr std::size_t kBlockBytes = sizeof(EncodedBlock);
 
-    static void store_block(Block16 x, float input_scale, std::uint8_t* row, std::int64_t block) {
-        encode_block(x, input_scale, reinterpret_cast<EncodedBlock*>(row)[block]);
+    static void store_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
+                             std::size_t out_stride) {
+        encode_blocks(x, input_scale, count, out, out_stride);
     }
 
     static void load_row(const std::uint8_t* encoded, std::int64_t cols, std::uint8_t* row) {
-        for (std::size_t i = 0; i < row_bytes(cols); i += 8) __builtin_memcpy(row + i, encoded + i, 8);
+        const std::size_t bytes = static_cast<std::size_t>(cols / kBlock) * kBlockBytes;
+        for (std::size_t i = 0; i < bytes; i += 4) __builtin_memcpy(row + i, encoded + i, 4);
     }
 
     [[gnu::always_inline]] static WeightBlock decode_block(const PackedGroup& group, std::int64_t block) {
@@ -202,7 +245,14 @@ struct W4a4 {
                           _mm256_shuffle_epi8(table, high_nibbles(first)),
                           _mm256_shuffle_epi8(table, low_nibbles(second)),
                           _mm256_shuffle_epi8(table, high_nibbles(second))},
-                .scale = group.scale(block)};
+                .scale = group.quarter_scale(block)};
+    }
+
+    /// A copy that goes through registers: gcc copies the struct through memory in halves, which stalls.
+    [[gnu::always_inline]] static WeightBlock load_block(const WeightBlock& w) {
+        return {.codes = {_mm256_load_si256(&w.codes[0]), _mm256_load_si256(&w.codes[1]),
+                          _mm256_load_si256(&w.codes[2]), _mm256_load_si256(&w.codes[3])},
+                .scale = _mm256_load_ps(reinterpret_cast<const float*>(&w.scale))};
     }
 
     static void decode(const PackedChunk& chunk, std::int64_t position, Decoded& decoded) {
@@ -214,52 +264,74 @@ struct W4a4 {
     }
 
     template <int kRows>
-    static void multiply(const Decoded& decoded, std::int64_t num_blocks, const std::uint8_t* rows,
-                         std::size_t row_bytes, float (*sums)[kPackedTileRows]) {
-        for (int g = 0; g < kGroups; ++g) {
-            add_blocks<kRows>([&](std::int64_t block) { return decoded.blocks[g][block]; }, num_blocks, rows,
-                              row_bytes, sums, g);
+    [[gnu::noinline]] static void multiply(const Decoded& decoded, std::int64_t num_blocks,
+                                           const std::uint8_t* rows, std::size_t stride,
+                                           float (*sums)[kPackedTileRows]) {
+        for (int half = 0; half < 2; ++half) {
+            const WeightBlock* w = decoded.blocks[2 * half];
+            add_blocks<kRows>(
+                [w](int group, std::int64_t block) {
+                    return load_block(w[group * kStepChunks * kPackedChunkBlocks + block]);
+                },
+                num_blocks, rows, stride, sums, half);
         }
     }
 
     template <int kRows>
-    static void multiply(const PackedChunk& chunk, std::int64_t num_blocks, const std::uint8_t* rows,
-                         std::size_t row_bytes, float (*sums)[kPackedTileRows]) {
-        for (int g = 0; g < kGroups; ++g) {
-            const PackedGroup group(chunk, g);
-            add_blocks<kRows>([&](std::int64_t block) { return decode_block(group, block); }, num_blocks,
-                              rows, row_bytes, sums, g);
+    [[gnu::noinline]] static void multiply(const PackedChunk& chunk, std::int64_t num_blocks,
+                                           const std::uint8_t* rows, std::size_t stride,
+                                           float (*sums)[kPackedTileRows]) {
+        for (int half = 0; half < 2; ++half) {
+            const PackedGroup low(chunk, 2 * half);
+            const PackedGroup high(chunk, 2 * half + 1);
+            add_blocks<kRows>(
+                [&](int group, std::int64_t block) { return decode_block(group == 0 ? low : high, block); },
+                num_blocks, rows, stride, sums, half);
         }
     }
 
 private:
+    /// weights(group, block) of the two groups of a half.
     template <int kRows, class Weights>
     [[gnu::always_inline]] static void add_blocks(const Weights& weights, std::int64_t num_blocks,
-                                                  const std::uint8_t* rows, std::size_t row_bytes,
-                                                  float (*sums)[kPackedTileRows], int group) {
-        __m256 sum[kRows];
-        for (int r = 0; r < kRows; ++r) sum[r] = _mm256_load_ps(sums[r] + group * kLanes);
+                                                  const std::uint8_t* rows, std::size_t stride,
+                                                  float (*sums)[kPackedTileRows], int half) {
+        __m256 low[kRows];
+        __m256 high[kRows];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            low[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows);
+            high[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows + kLanes);
+        }
         for (std::int64_t block = 0; block < num_blocks; ++block) {
-            const WeightBlock w = weights(block);
+            const WeightBlock w_low = weights(0, block);
+            const WeightBlock w_high = weights(1, block);
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-                const auto& x = reinterpret_cast<const EncodedBlock*>(rows + r * row_bytes)[block];
-                const __m256 scale = _mm256_mul_ps(w.scale, _mm256_set1_ps(x.scale));
-                sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot(w, x)), scale, sum[r]);
+                const auto& x = reinterpret_cast<const EncodedBlock*>(rows + r * stride)[block];
+                low[r] = _mm256_fmadd_ps(scaled_dot(w_low, x), w_low.scale, low[r]);
+                high[r] = _mm256_fmadd_ps(scaled_dot(w_high, x), w_high.scale, high[r]);
             }
         }
-        for (int r = 0; r < kRows; ++r) _mm256_store_ps(sums[r] + group * kLanes, sum[r]);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            _mm256_store_ps(sums[r] + half * kPackedHalfRows, low[r]);
+            _mm256_store_ps(sums[r] + half * kPackedHalfRows + kLanes, high[r]);
+        }
     }
 
-    [[gnu::always_inline]] static __m256i dot(const WeightBlock& w, const EncodedBlock& x) {
-        const auto part = [&](int i) {
-            std::int32_t codes;
-            __builtin_memcpy(&codes, x.codes + 4 * i, 4);
-            return _mm256_maddubs_epi16(w.codes[i], _mm256_set1_epi32(codes));
+    [[gnu::always_inline]] static __m256 scaled_dot(const WeightBlock& w, const EncodedBlock& x) {
+        const auto broadcast = [](const void* four_bytes) {
+            std::int32_t value;
+            __builtin_memcpy(&value, four_bytes, 4);
+            return _mm256_set1_epi32(value);
         };
+        const auto part = [&](int i) { return _mm256_maddubs_epi16(w.codes[i], broadcast(x.codes + 4 * i)); };
         const __m256i sums =
             _mm256_add_epi16(_mm256_add_epi16(part(0), part(1)), _mm256_add_epi16(part(2), part(3)));
-        return _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), _mm256_set1_epi32(x.bias));
+        const __m256i bits =
+            _mm256_add_epi32(_mm256_madd_epi16(sums, broadcast(x.multiplier)), broadcast(&x.start));
+        return _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(x.shift));
     }
 };
 
@@ -272,32 +344,36 @@ struct W4a16 {
         float values[2][kStepChunks * kPackedChunkCols][kPackedHalfRows];
     };
 
-    static std::size_t row_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 4; }
+    static constexpr std::size_t kBlockBytes = kBlock * sizeof(float);
 
-    static void store_block(Block16 x, float /*input_scale*/, std::uint8_t* row, std::int64_t block) {
-        float* out = reinterpret_cast<float*>(row) + block * kBlock;
-        _mm256_storeu_ps(out, x.low.value);
-        _mm256_storeu_ps(out + kLanes, x.high.value);
+    static void store_blocks(const Block16 (&x)[kLanes], Floats /*input_scale*/, int count, std::uint8_t* out,
+                             std::size_t out_stride) {
+        for (int i = 0; i < count; ++i) store_block(x[i], out + static_cast<std::size_t>(i) * out_stride);
     }
 
     static void load_row(const std::uint8_t* bf16, std::int64_t cols, std::uint8_t* row) {
         const auto* values = reinterpret_cast<const std::uint16_t*>(bf16);
         for (std::int64_t block = 0; block < cols / kBlock; ++block)
-            store_block(load_bf16_block(values + block * kBlock), 0.0F, row, block);
+            store_block(load_bf16_block(values + block * kBlock), row + block * kBlockBytes);
+    }
+
+    static void store_block(Block16 x, std::uint8_t* out) {
+        _mm256_storeu_ps(reinterpret_cast<float*>(out), x.low.value);
+        _mm256_storeu_ps(reinterpret_cast<float*>(out) + kLanes, x.high.value);
     }
 
     /// Columns 8 i .. 8 i + 7 of the 8 rows, exact.
     [[gnu::always_inline]] static void decode_columns(const PackedGroup& group, int i, __m256 (&values)[8]) {
         const __m256i table = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-        const __m256 scale = _mm256_mul_ps(group.scale(i / 2), _mm256_set1_ps(0x1p119F));
+            _mm_setr_epi8(0, 2, 4, 6, 8, 12, 16, 24, 0, -2, -4, -6, -8, -12, -16, -24));
+        const __m256 scale = group.quarter_scale(i / 2);
         const __m256i even = _mm256_shuffle_epi8(table, low_nibbles(group.codes(i)));
         const __m256i odd = _mm256_shuffle_epi8(table, high_nibbles(group.codes(i)));
 #pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) {
             const auto column = [&](__m256i codes) {
-                const __m256i doubled = _mm256_srai_epi32(_mm256_slli_epi32(codes, 24 - 8 * k), 24);
-                return _mm256_mul_ps(_mm256_cvtepi32_ps(doubled), scale);
+                const __m256i quarters = _mm256_srai_epi32(_mm256_slli_epi32(codes, 24 - 8 * k), 24);
+                return _mm256_mul_ps(_mm256_cvtepi32_ps(quarters), scale);
             };
             values[2 * k] = column(even);
             values[2 * k + 1] = column(odd);
@@ -319,11 +395,13 @@ struct W4a16 {
     }
 
     template <int kRows>
-    static void multiply(const Decoded& decoded, std::int64_t num_blocks, const std::uint8_t* rows,
-                         std::size_t row_bytes, float (*sums)[kPackedTileRows]) {
+    [[gnu::noinline]] static void multiply(const Decoded& decoded, std::int64_t num_blocks,
+                                           const std::uint8_t* rows, std::size_t stride,
+                                           float (*sums)[kPackedTileRows]) {
         for (int half = 0; half < 2; ++half) {
             __m256 low[kRows];
             __m256 high[kRows];
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
                 low[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows);
                 high[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows + kLanes);
@@ -333,11 +411,12 @@ struct W4a16 {
                 const __m256 w_high = _mm256_load_ps(decoded.values[half][k] + kLanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < kRows; ++r) {
-                    const __m256 x = _mm256_set1_ps(reinterpret_cast<const float*>(rows + r * row_bytes)[k]);
+                    const __m256 x = _mm256_set1_ps(reinterpret_cast<const float*>(rows + r * stride)[k]);
                     low[r] = _mm256_fmadd_ps(x, w_low, low[r]);
                     high[r] = _mm256_fmadd_ps(x, w_high, high[r]);
                 }
             }
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
                 _mm256_store_ps(sums[r] + half * kPackedHalfRows, low[r]);
                 _mm256_store_ps(sums[r] + half * kPackedHalfRows + kLanes, high[r]);
@@ -347,10 +426,12 @@ struct W4a16 {
 
     /// All 32 rows side by side, because one chain of dependent additions a row would leave the units idle.
     template <int kRows>
-    static void multiply(const PackedChunk& chunk, std::int64_t num_blocks, const std::uint8_t* rows,
-                         std::size_t row_bytes, float (*sums)[kPackedTileRows]) {
+    [[gnu::noinline]] static void multiply(const PackedChunk& chunk, std::int64_t num_blocks,
+                                           const std::uint8_t* rows, std::size_t stride,
+                                           float (*sums)[kPackedTileRows]) {
         __m256 sum[kGroups][kRows];
         for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) sum[g][r] = _mm256_load_ps(sums[r] + g * kLanes);
         }
         for (int i = 0; i < 2 * num_blocks; ++i) {
@@ -362,17 +443,32 @@ struct W4a16 {
                 for (int k = 0; k < 8; ++k) {
 #pragma GCC unroll 2
                     for (int r = 0; r < kRows; ++r) {
-                        const auto* x = reinterpret_cast<const float*>(rows + r * row_bytes);
+                        const auto* x = reinterpret_cast<const float*>(rows + r * stride);
                         sum[g][r] = _mm256_fmadd_ps(_mm256_set1_ps(x[8 * i + k]), values[k], sum[g][r]);
                     }
                 }
             }
         }
         for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) _mm256_store_ps(sums[r] + g * kLanes, sum[g][r]);
         }
     }
 };
+
+/// Rows of a panel, a cache line more than they need: a stride of a power of two would put the lines that are
+/// read together into one set of the cache.
+template <class Mode>
+std::size_t row_stride(std::int64_t cols) {
+    return static_cast<std::size_t>(cols / kBlock) * Mode::kBlockBytes + 64;
+}
+
+/// Rows that share a decoded tile: they are read once a tile, so they should stay in the second cache.
+template <class Mode>
+std::int64_t rows_at_once(std::int64_t cols) {
+    const auto fitting = kPanelBytes / static_cast<std::int64_t>(row_stride<Mode>(cols));
+    return fitting < 4 * Mode::kRowStep ? 4 * Mode::kRowStep : smaller(fitting, kMaxRows);
+}
 
 /// call.operator()<count>() for a count of 1 to 6.
 template <class Call>
@@ -413,7 +509,7 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
         for (int lane = 0; lane < kPackedTileRows; lane += kLanes)
             _mm256_store_ps(scratch.sums[r] + lane, _mm256_setzero_ps());
     }
-    const std::size_t row_bytes = Mode::row_bytes(cols);
+    const std::size_t stride = row_stride<Mode>(cols);
     const std::int64_t num_blocks = cols / kBlock;
     if (num_rows <= Mode::kFewRows) {
         with_count(num_rows, [&]<int kCount>() {
@@ -421,8 +517,8 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
             for (std::int64_t block = 0; block < num_blocks; block += kPackedChunkBlocks, ++tile) {
                 prefetch(*tile);
                 Mode::template multiply<kRows>(*tile, smaller(kPackedChunkBlocks, num_blocks - block),
-                                               panel + Mode::row_bytes(block * kBlock), row_bytes,
-                                               scratch.sums);
+                                               panel + static_cast<std::size_t>(block) * Mode::kBlockBytes,
+                                               stride, scratch.sums);
             }
         });
         return;
@@ -438,11 +534,10 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
         for (std::int64_t step = 0; step < num_steps; ++step) {
             const std::int64_t first = step * num_rows / num_steps;
             const std::int64_t last = (step + 1) * num_rows / num_steps;
-            const std::uint8_t* rows =
-                panel + static_cast<std::size_t>(first) * row_bytes + Mode::row_bytes(block * kBlock);
+            const std::uint8_t* rows = panel + static_cast<std::size_t>(first) * stride +
+                                       static_cast<std::size_t>(block) * Mode::kBlockBytes;
             with_count(last - first, [&]<int kCount>() {
-                Mode::template multiply<kCount>(scratch.decoded, count, rows, row_bytes,
-                                                scratch.sums + first);
+                Mode::template multiply<kCount>(scratch.decoded, count, rows, stride, scratch.sums + first);
             });
         }
     }
@@ -450,38 +545,56 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
 
 std::int64_t tile_chunks(std::int64_t cols) { return (cols + kPackedChunkCols - 1) / kPackedChunkCols; }
 
-/// 16 intermediates of a row: one block of h.
+/// Intermediates [i, i + 16) of rows [r, r + count): one block of h of each, at most 8.
 template <class Mode>
-void store_h(const GateUpTask& task, std::int64_t r, std::int64_t i, const float* sums) {
-    const auto activate = [&](int lane) {
-        const Floats gate{_mm256_load_ps(sums + lane)};
-        const Floats up{_mm256_load_ps(sums + kPackedHalfRows + lane)};
-        return moe::Silu::apply(Floats::set(task.gate_scale[r]) * gate, Floats::set(task.up_scale[r]) * up);
-    };
-    const Block16 h{activate(0), activate(kLanes)};
-    if (task.h_rows != nullptr) {
-        store_bf16(h, task.h_rows + r * task.intermediate_size + i);
-    } else {
-        std::uint8_t* row =
-            task.h_panel + static_cast<std::size_t>(r) * Mode::row_bytes(task.intermediate_size);
-        Mode::store_block({round_to_bf16(h.low), round_to_bf16(h.high)}, task.input_scale[r], row,
-                          i / kBlock);
+void store_h(const GateUpTask& task, std::int64_t r, int count, std::int64_t i,
+             const float (*sums)[kPackedTileRows]) {
+    const std::int64_t size = task.intermediate_size;
+    Block16 h[kLanes];
+    alignas(32) float input_scale[kLanes] = {};
+    for (int row = 0; row < kLanes; ++row) {
+        if (row >= count) {
+            h[row] = {Floats::set(0.0F), Floats::set(0.0F)};
+            continue;
+        }
+        const auto activate = [&](int lane) {
+            const Floats gate{_mm256_load_ps(sums[row] + lane)};
+            const Floats up{_mm256_load_ps(sums[row] + kPackedHalfRows + lane)};
+            return moe::Silu::apply(Floats::set(task.gate_scale[r + row]) * gate,
+                                    Floats::set(task.up_scale[r + row]) * up);
+        };
+        h[row] = {activate(0), activate(kLanes)};
+        if (task.h_rows != nullptr) {
+            store_bf16(h[row], task.h_rows + (r + row) * size + i);
+        } else {
+            h[row] = {round_to_bf16(h[row].low), round_to_bf16(h[row].high)};
+            input_scale[row] = task.input_scale[r + row];
+        }
     }
+    if (task.h_rows != nullptr) return;
+    const std::size_t stride = row_stride<Mode>(size);
+    Mode::store_blocks(h, {_mm256_load_ps(input_scale)}, count,
+                       task.h_panel + static_cast<std::size_t>(r) * stride +
+                           static_cast<std::size_t>(i / kBlock) * Mode::kBlockBytes,
+                       stride);
 }
 
 template <class Mode>
 void gate_up(const GateUpTask& task) {
     auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
     const auto* tiles = reinterpret_cast<const PackedChunk*>(task.expert->packed_gate_up);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
-        const std::int64_t num_rows = smaller(kMaxRows, task.num_rows - first_row);
+    const std::int64_t step = rows_at_once<Mode>(task.hidden_size);
+    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
+        const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
         const std::uint8_t* panel =
-            task.panel + static_cast<std::size_t>(first_row) * Mode::row_bytes(task.hidden_size);
+            task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.hidden_size);
         for (std::int64_t i = task.first; i < task.last; i += kPackedHalfRows) {
             const PackedChunk* tile = tiles + i / kPackedHalfRows * tile_chunks(task.hidden_size);
             multiply_tile<Mode>(tile, task.hidden_size, panel, num_rows, scratch);
-            for (std::int64_t r = 0; r < num_rows; ++r)
-                store_h<Mode>(task, first_row + r, i, scratch.sums[r]);
+            for (std::int64_t r = 0; r < num_rows; r += kLanes) {
+                const int count = static_cast<int>(smaller(kLanes, num_rows - r));
+                store_h<Mode>(task, first_row + r, count, i, scratch.sums + r);
+            }
         }
     }
 }
@@ -490,10 +603,11 @@ template <class Mode>
 void down(const DownTask& task) {
     auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
     const auto* tiles = reinterpret_cast<const PackedChunk*>(task.expert->packed_down);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
-        const std::int64_t num_rows = smaller(kMaxRows, task.num_rows - first_row);
+    const std::int64_t step = rows_at_once<Mode>(task.intermediate_size);
+    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
+        const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
         const std::uint8_t* panel =
-            task.panel + static_cast<std::size_t>(first_row) * Mode::row_bytes(task.intermediate_size);
+            task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.intermediate_size);
         for (std::int64_t c = task.first; c < task.last; c += kPackedTileRows) {
             const PackedChunk* tile = tiles + c / kPackedTileRows * tile_chunks(task.intermediate_size);
             multiply_tile<Mode>(tile, task.intermediate_size, panel, num_rows, scratch);
@@ -508,14 +622,19 @@ void down(const DownTask& task) {
     }
 }
 
-template <class Mode>
 void encode_rows(const EncodeTask& task) {
+    const std::int64_t num_blocks = task.cols / kBlock;
     for (std::int64_t r = task.first; r < task.last; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         const std::uint16_t* values = task.values + source * task.cols;
-        std::uint8_t* row = task.rows + static_cast<std::size_t>(r) * Mode::row_bytes(task.cols);
-        for (std::int64_t block = 0; block < task.cols / kBlock; ++block)
-            Mode::store_block(load_bf16_block(values + block * kBlock), task.input_scale[r], row, block);
+        std::uint8_t* row = task.rows + static_cast<std::size_t>(r) * row_stride<W4a4>(task.cols);
+        for (std::int64_t block = 0; block < num_blocks; block += kLanes) {
+            const int count = static_cast<int>(smaller(kLanes, num_blocks - block));
+            Block16 x[kLanes] = {};
+            for (int i = 0; i < count; ++i) x[i] = load_bf16_block(values + (block + i) * kBlock);
+            encode_blocks(x, Floats::set(task.input_scale[r]), count,
+                          row + static_cast<std::size_t>(block) * sizeof(EncodedBlock), sizeof(EncodedBlock));
+        }
     }
 }
 
@@ -524,13 +643,13 @@ void gather_rows(const GatherTask& task) {
     for (std::int64_t r = task.first; r < task.last; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         Mode::load_row(task.rows + static_cast<std::size_t>(source) * source_bytes(task.cols), task.cols,
-                       task.panel + static_cast<std::size_t>(r) * Mode::row_bytes(task.cols));
+                       task.panel + static_cast<std::size_t>(r) * row_stride<Mode>(task.cols));
     }
 }
 
 template <class Mode>
 std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
-    return static_cast<std::size_t>(num_rows) * Mode::row_bytes(cols);
+    return static_cast<std::size_t>(num_rows) * row_stride<Mode>(cols);
 }
 
 void combine(const CombineTask& task) {
@@ -566,7 +685,7 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
             .min_rows = 1,
             .encodes_h = true,
             .encoded_bytes = encoded_bytes,
-            .encode_rows = precision == Precision::w4a4 ? encode_rows<Mode> : nullptr,
+            .encode_rows = precision == Precision::w4a4 ? encode_rows : nullptr,
             .rows_per_group = 1,
             .panel_bytes = panel_bytes<Mode>,
             .gather_rows = gather_rows<Mode, encoded_bytes>,
@@ -582,6 +701,6 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
 
 extern const Kernel kW4a16, kW4a4;
 const Kernel kW4a16 = make_kernel<W4a16, bf16_row_bytes>("avx2_w4a16", Precision::w4a16);
-const Kernel kW4a4 = make_kernel<W4a4, W4a4::row_bytes>("avx2_w4a4", Precision::w4a4);
+const Kernel kW4a4 = make_kernel<W4a4, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4);
 
 }  // namespace moe4::cpu::avx2
