@@ -48,6 +48,8 @@ void append_utf8(std::string& out, std::uint32_t code) {
         put(0x80 | (code & 63));
 }
 
+/// Stands for itself in a string, and neither ends it nor is forbidden there.
+bool is_plain(char c) { return static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
@@ -141,8 +143,8 @@ void JsonScanner::expect_end() {
 std::string_view JsonScanner::string() {
     expect('"');
     const std::size_t start = at_;
+    while (at_ < text_.size() && is_plain(text_[at_])) ++at_;
     char c = next_in_string();
-    while (c != '"' && c != '\\') c = next_in_string();
     const std::string_view plain = text_.substr(start, at_ - 1 - start);
     if (c == '"') return plain;
 

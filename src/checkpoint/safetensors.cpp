@@ -44,22 +44,15 @@ std::shared_ptr<const void> SafetensorsFile::owner() const { return state_; }
 namespace {
 
 std::string header_of(std::span<const TensorSpec> tensors) {
-    std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
-    std::size_t offset = 0;
+    std::string json = R"({"__metadata__":{"format":"pt"})";
+    std::size_t begin = 0;
     for (const TensorSpec& tensor : tensors) {
-        const std::size_t end = offset + TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
-        std::string shape = tensor.shape.to_string();
-        std::erase(shape, ' ');
-        json.append(",")
-            .append(checkpoint::json_string(tensor.name))
-            .append(":{\"dtype\":\"")
-            .append(dtype_name(tensor.dtype));
-        json.append("\",\"shape\":")
-            .append(shape)
-            .append(",\"data_offsets\":[")
-            .append(std::to_string(offset));
-        json.append(",").append(std::to_string(end)).append("]}");
-        offset = end;
+        const std::size_t end = begin + TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
+        json += "," + checkpoint::json_string(tensor.name);
+        json += R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype));
+        json += R"(","shape":)" + tensor.shape.to_string();
+        json += R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+        begin = end;
     }
     json += "}";
     json.resize((json.size() + 7) / 8 * 8, ' ');  // so that the data begin at a multiple of 8

@@ -81,13 +81,15 @@ void parse_weight_map(JsonScanner& json, Index& index) {
     std::map<std::string_view, std::uint32_t> number_of;
     json.object([&](std::string_view name) {
         const std::string_view file = json.string();
-        if (leaves_folder(file)) {
-            fail(index.path, "tensor " + in_quotes(name) + " lies in " + in_quotes(file) +
-                                 ", expected the name of a file in the same folder");
-        }
         const auto number = static_cast<std::uint32_t>(index.files.size());
         const auto [known, is_new] = number_of.emplace(file, number);
-        if (is_new) index.files.push_back({file});
+        if (is_new) {
+            if (leaves_folder(file)) {
+                fail(index.path, "tensor " + in_quotes(name) + " lies in " + in_quotes(file) +
+                                     ", expected the name of a file in the same folder");
+            }
+            index.files.push_back({file});
+        }
         index.entries.push_back({name, known->second});
     });
 }
