@@ -44,7 +44,7 @@ template <class Element>
 std::vector<Element> run_layer(const Layer& layer, const Input& input, const Workspace& workspace) {
     const std::int64_t hidden_size = layer.plan().problem.config.hidden_size;
     std::vector<Element> output(static_cast<std::size_t>(input.num_tokens * hidden_size));
-    std::memset(output.data(), 0xFF, output.size() * sizeof(Element));
+    if (!output.empty()) std::memset(output.data(), 0xFF, output.size() * sizeof(Element));
     layer.run(
         hidden_view(input, hidden_size), routing(input),
         {output.data(), sizeof(Element) == 4 ? DType::f32 : DType::bf16, {input.num_tokens, hidden_size}, {}},

@@ -26,7 +26,7 @@ public:
         struct Region {
             const Task& task;
             const std::int64_t num_tasks;
-            std::atomic<std::int64_t> next{0};
+            alignas(64) std::atomic<std::int64_t> next{0};
         } region{task, num_tasks};
         const auto work = [](void* context, int worker) {
             auto& r = *static_cast<Region*>(context);
