@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -179,6 +180,35 @@ TEST_P(CpuLayerBits, ExpertRangesShareTheSlots) {
     const auto a = run_layer<float>(*make_layer(layer_.weights(), first), input_);
     const auto b = run_layer<float>(*make_layer(layer_.weights(), rest), input_);
     for (std::size_t i = 0; i < expected_.size(); ++i) ASSERT_NEAR(a[i] + b[i], expected_[i], 1e-5F);
+}
+
+/// 6 * x[1] is beyond the largest float, and 1 * x[0] brings the sum back: only a true fused multiply-add is
+/// finite.
+TEST(CpuLayer, ProductsBeyondTheLargestFloatMayCancel) {
+    RandomLayer random({.hidden_size = 16, .intermediate_size = 16, .num_experts = 1});
+    for (ExpertMatrix* matrix : {&random.weights().experts[0].gate, &random.weights().experts[0].up}) {
+        matrix->weight.global_scale = 0x1p-126;
+        for (int row = 0; row < 16; ++row) {
+            std::uint8_t* codes = RandomLayer::mutable_bytes(matrix->weight.packed) + row * 8;
+            std::fill_n(codes, 8, std::uint8_t{0});
+            codes[0] = 0x72;                                                     // 1.0, 6.0
+            RandomLayer::mutable_bytes(matrix->weight.block_scale)[row] = 0x38;  // 1.0
+        }
+    }
+    Input input{.num_tokens = 1, .top_k = 1, .hidden = {}, .ids = {0}, .weights = {1.0F}};
+    input.hidden.assign(16, 0);
+    input.hidden[0] = format::bf16_from_float(-0x1.Ep127F);
+    input.hidden[1] = format::bf16_from_float(0x1.98p125F);
+    const auto expected = moe::reference_layer(random.weights(), {}, input.reference());
+    for (const Kernel* kernel : kernel_list()) {
+        BackendOptions options = threads(1);
+        options.kernel = kernel->name;
+        if (kernel->precision != Precision::w4a16 || !availability(*kernel, read_allowed(options))) continue;
+        const Problem problem = problem_of(random.weights(), Precision::w4a16, 1, 1);
+        const auto output = run_layer<float>(*make_layer(random.weights(), problem, options), input);
+        EXPECT_EQ(count_differences(output, expected), 0U) << kernel->name;
+        for (const float y : output) EXPECT_TRUE(std::isfinite(y)) << kernel->name;
+    }
 }
 
 // Kernels that only these tests contain, made of the scalar one.

@@ -56,6 +56,18 @@ inline const std::vector<Case>& cases() {
         {.name = "reciprocal_globals",
          .layer = {.hidden_size = 256, .intermediate_size = 80, .has_reciprocal_globals = true}},
         {.name = "strided_rows", .layer = {.hidden_size = 112, .intermediate_size = 80, .padding = 7}},
+        {.name = "huge_activations",
+         .layer = {.hidden_size = 160,
+                   .intermediate_size = 80,
+                   .hidden_magnitude = 0x1p100,
+                   .h_magnitude = 0x1p40},
+         .num_tokens = 20},
+        {.name = "tiny_activations",
+         .layer = {.hidden_size = 160,
+                   .intermediate_size = 80,
+                   .hidden_magnitude = 0x1p-90,
+                   .h_magnitude = 0x1p-40},
+         .num_tokens = 20},
         {.name = "special_values", .layer = {160, 80, 4}, .num_tokens = 24, .has_special_values = true},
     };
     return list;

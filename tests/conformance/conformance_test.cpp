@@ -59,6 +59,10 @@ class Scenario {
 public:
     explicit Scenario(const Case& c) : case_(c), layer_(c.layer) {
         input_ = random_input(layer_.weights().config, c.num_tokens, c.top_k, c.ids, layer_.random());
+        for (std::uint16_t& x : input_.hidden) {
+            x = format::bf16_from_float(format::bf16_to_float(x) *
+                                        static_cast<float>(c.layer.hidden_magnitude));
+        }
         if (c.has_special_values) plant_special_values();
     }
 

@@ -39,6 +39,9 @@ struct LayerOptions {
     bool has_reciprocal_globals = false;  // 1/g in double, as compressed-tensors' divisors are held
     bool has_input_scales = true;
     bool has_router = false;
+    // Powers of two by which hidden and h are larger than N(0, 1); global and input scales follow.
+    double hidden_magnitude = 1.0;
+    double h_magnitude = 1.0;
 };
 
 class RandomLayer {
@@ -50,9 +53,11 @@ public:
         weights_.config.router.top_k = std::min(2, options.num_experts);
         for (int i = 0; i < options.num_experts; ++i) {
             ExpertWeights& expert = weights_.experts.emplace_back();
-            expert.gate = matrix(options.intermediate_size, options.hidden_size, 5.0);
-            expert.up = matrix(options.intermediate_size, options.hidden_size, 5.0);
-            expert.down = matrix(options.hidden_size, options.intermediate_size, 4.0);
+            const double hidden = options.hidden_magnitude;
+            const double h = options.h_magnitude;
+            expert.gate = matrix(options.intermediate_size, options.hidden_size, 5.0 * hidden, 1 / hidden);
+            expert.up = matrix(options.intermediate_size, options.hidden_size, 5.0 * hidden, h / hidden);
+            expert.down = matrix(options.hidden_size, options.intermediate_size, 4.0 * h, 1 / h);
         }
         if (options.has_router) add_router();
     }
@@ -65,7 +70,7 @@ public:
     static std::uint8_t* mutable_bytes(const std::uint8_t* view) { return const_cast<std::uint8_t*>(view); }
 
 private:
-    ExpertMatrix matrix(std::int64_t rows, std::int64_t cols, double largest_input) {
+    ExpertMatrix matrix(std::int64_t rows, std::int64_t cols, double largest_input, double magnitude) {
         ExpertMatrix result;
         Nvfp4View& view = result.weight;
         view.rows = rows;
@@ -78,7 +83,8 @@ private:
         const double scale_rms = options_.block_scales == BlockScales::ordinary ? 2.0
                                  : options_.block_scales == BlockScales::every  ? 130.0
                                                                                 : 0.02;
-        const double exact = uniform(0.7, 1.4) / (2.9 * scale_rms * std::sqrt(static_cast<double>(cols)));
+        const double exact =
+            magnitude * uniform(0.7, 1.4) / (2.9 * scale_rms * std::sqrt(static_cast<double>(cols)));
         view.global_scale = static_cast<float>(exact);
         if (options_.has_reciprocal_globals) view.global_scale = 1.0 / static_cast<float>(1.0 / exact);
         if (options_.has_input_scales)
