@@ -48,7 +48,8 @@ std::string header_of(std::span<const TensorSpec> tensors) {
     std::size_t begin = 0;
     for (const TensorSpec& tensor : tensors) {
         const std::size_t end = begin + TensorView{nullptr, tensor.dtype, tensor.shape, {}}.num_bytes();
-        json += "," + checkpoint::json_string(tensor.name);
+        json += ",";
+        json += checkpoint::json_string(tensor.name);
         json += R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype));
         json += R"(","shape":)" + tensor.shape.to_string();
         json += R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
