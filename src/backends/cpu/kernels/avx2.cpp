@@ -219,7 +219,7 @@ void prefetch(const PackedChunk& chunk) {
 struct W4a4 {
     static constexpr std::int64_t kRowStep = 6;     // rows whose sums fill the registers
     static constexpr std::int64_t kFewRows = 4;     // up to which decoding in registers is faster
-    static constexpr std::int64_t kStepChunks = 4;  // decoded together, within L1
+    static constexpr std::int64_t kStepChunks = 8;  // decoded together, within L1
     struct Decoded {
         WeightBlock blocks[kGroups][kStepChunks * kPackedChunkBlocks];
     };

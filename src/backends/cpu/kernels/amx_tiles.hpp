@@ -1,0 +1,362 @@
+#pragma once
+// The AMX kernels as templates over Machine, the few instructions they are made of: amx.cpp gives the real
+// ones, tests/backends/amx_emulation.hpp plain C++ with the same bits for machines without AMX.
+//
+// Weights are decoded to exact bf16 tiles of w * 2^-112, activations carry 2^112 and are arranged in the same
+// pairs (k, k + 4). tdpbf16ps adds to every sum two chains of multiply-adds from zero, one over the first of
+// each pair and one over the second:
+//   w4a4   over 16 columns both chains and their sum are exact, so the block's exact contribution is added
+//   with
+//          one rounding: the contract's order.
+//   w4a16  over 32 columns, for twice the speed; the order is the instruction's own (SumOrder::two_chains).
+//          A row that holds values of 2^15 or more is scaled down by a power of two that its sums get back.
+#include "backends/cpu/packed_layout.hpp"
+
+namespace moe4::cpu {
+namespace {
+
+constexpr std::int64_t kBlock = kNvfp4BlockSize;
+constexpr std::int64_t kTileRows = 16;         // of a sum tile: activation rows
+constexpr std::int64_t kCellCols = 32;         // 64 bytes of an activation row
+constexpr std::int64_t kStepChunks = 4;        // decoded together, within L1
+constexpr std::int64_t kMaxGroups = 32;        // of rows that share a decoded step: bounds the scratch
+constexpr std::int64_t kPanelBytes = 1 << 20;  // of them: within the second cache
+constexpr std::int64_t kDecodedHalfBytes = kPackedHalfRows * kPackedChunkCols * 2;
+constexpr std::int64_t kDecodedBytes = 2 * kDecodedHalfBytes;  // of a chunk
+constexpr float kActivationFactor = 0x1p112F;
+
+constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// How the activations of an expert lie: equal groups of at most 16 rows, in a group the cells of all its
+/// rows for 32 columns one below the other, as a tile is loaded. Behind them a factor for the sums of each
+/// row.
+struct Panel {
+    std::int64_t num_rows, num_cells, num_groups, group_rows;
+
+    Panel(std::int64_t rows, std::int64_t cols)
+        : num_rows(rows),
+          num_cells(divide_up(cols, kCellCols)),
+          num_groups(divide_up(rows, kTileRows)),
+          group_rows(divide_up(rows, num_groups)) {}
+
+    std::size_t bytes() const {
+        return static_cast<std::size_t>(num_groups * kTileRows * (num_cells * 64 + 4));
+    }
+    std::size_t group_bytes() const { return static_cast<std::size_t>(group_rows * num_cells) * 64; }
+    std::size_t cell_step() const { return static_cast<std::size_t>(group_rows) * 64; }
+
+    /// 16 columns of a row: half a cell.
+    std::uint16_t* block(std::uint8_t* panel, std::int64_t row, std::int64_t block) const {
+        std::uint8_t* cell = panel + static_cast<std::size_t>(row / group_rows) * group_bytes() +
+                             static_cast<std::size_t>(block / 2) * cell_step() + row % group_rows * 64;
+        return reinterpret_cast<std::uint16_t*>(cell) + block % 2 * kBlock;
+    }
+    float* factor(std::uint8_t* panel, std::int64_t row) const {
+        return reinterpret_cast<float*>(panel + static_cast<std::size_t>(num_groups) * group_bytes()) + row;
+    }
+};
+
+/// Position of a block's columns in the tiles.
+constexpr std::uint16_t kPairOrder[kBlock] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+
+struct W4a4 {
+    static constexpr int kTileCols = 16;
+    static constexpr std::int64_t kBlocksPerTile = 1;
+};
+struct W4a16 {
+    static constexpr int kTileCols = 32;
+    static constexpr std::int64_t kBlocksPerTile = 2;
+};
+
+/// bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the scale 2^-8; their product is
+/// exact and normal, and its bits moved by three read 2^-112 of it as bf16.
+template <class Machine>
+void decode_half(const PackedHalf& half, std::uint8_t* out) {
+    for (int block = 0; block < kPackedChunkBlocks; ++block) {
+        const auto scales = Machine::expand_scales(half.scale[block]);
+        for (int i = 2 * block; i < 2 * block + 2; ++i, out += 256) {
+            const auto codes = Machine::load(half.codes[i]);
+            Machine::store(out, Machine::decode(Machine::shift_left_8(codes), scales));
+            Machine::store(out + 64, Machine::decode(Machine::shift_left_4(codes), scales));
+            Machine::store(out + 128, Machine::decode(codes, scales));
+            Machine::store(out + 192, Machine::decode(Machine::shift_right_4(codes), scales));
+        }
+    }
+}
+
+template <class Machine>
+void decode(const PackedChunk* chunks, std::int64_t count, std::uint8_t* out) {
+    for (std::int64_t i = 0; i < count; ++i, out += kDecodedBytes) {
+        Machine::prefetch(chunks + i);
+        decode_half<Machine>(chunks[i].half[0], out);
+        decode_half<Machine>(chunks[i].half[1], out + kDecodedHalfBytes);
+    }
+}
+
+/// Sum tiles 0 and 1 are a group of rows times the two halves, 2 and 3 a second group; 4 and 5 the
+/// activations, 6 and 7 the weights.
+template <class Machine, class Mode, int kGroups>
+void multiply_tiles(const std::uint8_t* cells, const Panel& panel, const std::uint8_t* decoded,
+                    std::int64_t num_tiles) {
+    constexpr std::int64_t kTilesPerCell = 2 / Mode::kBlocksPerTile;
+    constexpr std::int64_t kTilesPerChunk = kPackedChunkBlocks / Mode::kBlocksPerTile;
+    constexpr std::int64_t kWeightBytes = kDecodedHalfBytes / kTilesPerChunk;
+    for (std::int64_t i = 0; i < num_tiles; ++i) {
+        const std::uint8_t* x =
+            cells + static_cast<std::size_t>(i / kTilesPerCell) * panel.cell_step() + i % kTilesPerCell * 32;
+        const std::uint8_t* w =
+            decoded + i / kTilesPerChunk * kDecodedBytes + i % kTilesPerChunk * kWeightBytes;
+        Machine::template load_tile<4>(x, 64);
+        Machine::template load_tile<6>(w, 64);
+        Machine::template multiply_add<0, 4, 6>();
+        Machine::template load_tile<7>(w + kDecodedHalfBytes, 64);
+        Machine::template multiply_add<1, 4, 7>();
+        if constexpr (kGroups == 2) {
+            Machine::template load_tile<5>(x + panel.group_bytes(), 64);
+            Machine::template multiply_add<2, 5, 6>();
+            Machine::template multiply_add<3, 5, 7>();
+        }
+    }
+}
+
+/// A group's sums: [half][row][weight row].
+using GroupSums = float[2][kTileRows][kPackedHalfRows];
+
+template <class Machine, int kGroups>
+void load_sums(const GroupSums* sums) {
+    Machine::template load_tile<0>(sums[0][0], 64);
+    Machine::template load_tile<1>(sums[0][1], 64);
+    if constexpr (kGroups == 2) {
+        Machine::template load_tile<2>(sums[1][0], 64);
+        Machine::template load_tile<3>(sums[1][1], 64);
+    }
+}
+
+template <class Machine, int kGroups>
+void store_sums(GroupSums* sums) {
+    Machine::template store_tile<0>(sums[0][0], 64);
+    Machine::template store_tile<1>(sums[0][1], 64);
+    if constexpr (kGroups == 2) {
+        Machine::template store_tile<2>(sums[1][0], 64);
+        Machine::template store_tile<3>(sums[1][1], 64);
+    }
+}
+
+template <class Machine>
+void clear_sums() {
+    Machine::template clear_tile<0>();
+    Machine::template clear_tile<1>();
+    Machine::template clear_tile<2>();
+    Machine::template clear_tile<3>();
+}
+
+struct Scratch {
+    alignas(64) std::uint8_t decoded[2][kStepChunks * kDecodedBytes];
+    alignas(64) GroupSums sums[kMaxGroups];
+};
+
+inline std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) { return sizeof(Scratch); }
+
+/// Sums of all rows times every tile of weights in turn. Calls use(sums, first_group, num_groups, tile).
+template <class Machine, class Mode, class Use>
+void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols,
+                   const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
+    const std::int64_t num_chunks = divide_up(cols, kPackedChunkCols);
+    const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
+    const std::int64_t max_groups = fitting < 4 ? 4 : smaller(fitting / 2 * 2, kMaxGroups);
+    Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
+    for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
+        const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
+        const bool keeps_sums = num_groups <= 2;  // in their tiles, from the first step to the last
+        const std::int64_t step = keeps_sums ? 1 : kStepChunks;
+        const std::uint8_t* rows = panel_data + static_cast<std::size_t>(group) * panel.group_bytes();
+
+        const auto decode_step = [&](std::int64_t tile, std::int64_t chunk, int buffer) {
+            decode<Machine>(weights + tile * num_chunks + chunk, smaller(step, num_chunks - chunk),
+                            scratch.decoded[buffer]);
+        };
+        const auto multiply_step = [&]<int kGroups>(std::int64_t first_group, std::int64_t chunk,
+                                                    int buffer) {
+            const bool is_first = chunk == 0;
+            const bool is_last = chunk + step >= num_chunks;
+            GroupSums* sums = scratch.sums + first_group;
+            if (is_first) {
+                clear_sums<Machine>();
+            } else if (!keeps_sums) {
+                load_sums<Machine, kGroups>(sums);
+            }
+            const std::int64_t first_block = chunk * kPackedChunkBlocks;
+            const std::int64_t num_blocks = smaller(step * kPackedChunkBlocks, cols / kBlock - first_block);
+            multiply_tiles<Machine, Mode, kGroups>(
+                rows + static_cast<std::size_t>(first_group) * panel.group_bytes() +
+                    static_cast<std::size_t>(first_block / 2) * panel.cell_step(),
+                panel, scratch.decoded[buffer], divide_up(num_blocks, Mode::kBlocksPerTile));
+            if (is_last || !keeps_sums) store_sums<Machine, kGroups>(sums);
+        };
+
+        int buffer = 0;
+        decode_step(0, 0, buffer);
+        for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
+            for (std::int64_t chunk = 0; chunk < num_chunks; chunk += step) {
+                // Decoded ahead, so that it overlaps with the tiles at work.
+                const bool ends_tile = chunk + step >= num_chunks;
+                if (!ends_tile) {
+                    decode_step(tile, chunk + step, 1 - buffer);
+                } else if (tile + 1 < num_tiles) {
+                    decode_step(tile + 1, 0, 1 - buffer);
+                }
+                std::int64_t g = 0;
+                for (; g + 2 <= num_groups; g += 2) multiply_step.template operator()<2>(g, chunk, buffer);
+                if (g < num_groups) multiply_step.template operator()<1>(g, chunk, buffer);
+                buffer = 1 - buffer;
+            }
+            use(scratch.sums, group, num_groups, tile);
+        }
+    }
+    Machine::release_tiles();
+}
+
+/// use_row(row, sums of half 0, sums of half 1) for the rows of some groups.
+template <class UseRow>
+void for_each_row(const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups,
+                  const Panel& panel, const UseRow& use_row) {
+    const std::int64_t first = first_group * panel.group_rows;
+    const std::int64_t last = smaller(panel.num_rows, (first_group + num_groups) * panel.group_rows);
+    for (std::int64_t row = first; row < last; ++row) {
+        const GroupSums& group = sums[(row - first) / panel.group_rows];
+        const std::int64_t r = row % panel.group_rows;
+        use_row(row, group[0][r], group[1][r]);
+    }
+}
+
+template <class Machine, class Mode>
+void gate_up(const GateUpTask& task) {
+    constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
+    const Panel panel(task.num_rows, task.hidden_size);
+    const Panel h_panel(task.num_rows, task.intermediate_size);
+    auto* data = const_cast<std::uint8_t*>(task.panel);
+    const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_gate_up) +
+                          task.first / kPackedHalfRows * divide_up(task.hidden_size, kPackedChunkCols);
+    for_each_tile<Machine, Mode>(
+        weights, (task.last - task.first) / kPackedHalfRows, task.hidden_size, task.panel, panel,
+        *reinterpret_cast<Scratch*>(task.scratch),
+        [&](const GroupSums* sums, std::int64_t group, std::int64_t num_groups, std::int64_t tile) {
+            const std::int64_t i = task.first + tile * kPackedHalfRows;
+            for_each_row(
+                sums, group, num_groups, panel, [&](std::int64_t row, const float* gate, const float* up) {
+                    const float factor = kIsW4a4 ? 1.0F : *panel.factor(data, row);
+                    const auto h =
+                        Machine::activate(gate, up, factor, task.gate_scale[row], task.up_scale[row]);
+                    if (task.h_rows != nullptr) {
+                        Machine::store_bf16(h, task.h_rows + row * task.intermediate_size + i);
+                    } else if constexpr (kIsW4a4) {
+                        Machine::quantize(h, task.input_scale[row],
+                                          h_panel.block(task.h_panel, row, i / kBlock));
+                    }
+                });
+        });
+}
+
+template <class Machine, class Mode>
+void down(const DownTask& task) {
+    constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
+    const Panel panel(task.num_rows, task.intermediate_size);
+    auto* data = const_cast<std::uint8_t*>(task.panel);
+    const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_down) +
+                          task.first / kPackedTileRows * divide_up(task.intermediate_size, kPackedChunkCols);
+    for_each_tile<Machine, Mode>(
+        weights, divide_up(task.last - task.first, kPackedTileRows), task.intermediate_size, task.panel,
+        panel, *reinterpret_cast<Scratch*>(task.scratch),
+        [&](const GroupSums* sums, std::int64_t group, std::int64_t num_groups, std::int64_t tile) {
+            for_each_row(sums, group, num_groups, panel,
+                         [&](std::int64_t row, const float* low, const float* high) {
+                             const float factor = kIsW4a4 ? 1.0F : *panel.factor(data, row);
+                             float* y = task.y + row * task.y_stride + tile * kPackedTileRows;
+                             Machine::scale(low, factor, task.scale[row], y);
+                             Machine::scale(high, factor, task.scale[row], y + kPackedHalfRows);
+                         });
+        });
+}
+
+inline std::size_t encoded_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
+
+template <class Machine>
+void encode_rows(const EncodeTask& task) {
+    for (std::int64_t r = task.first; r < task.last; ++r) {
+        const std::int64_t source = task.index != nullptr ? task.index[r] : r;
+        const std::uint16_t* values = task.values + source * task.cols;
+        auto* row = reinterpret_cast<std::uint16_t*>(task.rows +
+                                                     static_cast<std::size_t>(r) * encoded_bytes(task.cols));
+        for (std::int64_t k = 0; k < task.cols; k += kBlock)
+            Machine::quantize(Machine::load_bf16(values + k), task.input_scale[r], row + k);
+    }
+}
+
+/// The power of two that a row of bf16 values is multiplied by, so that the largest that is finite stays
+/// below 2^127.
+inline float row_factor(const std::uint16_t* values, std::int64_t cols) {
+    constexpr std::uint32_t kInfinity = 0x7F80;
+    constexpr std::uint32_t kLargestExponent = 127 + 14;  // of what may be multiplied by 2^112
+    std::uint32_t largest = 0;
+    for (std::int64_t k = 0; k < cols; ++k) {
+        const std::uint32_t magnitude = values[k] & 0x7FFFU;
+        if (magnitude < kInfinity && magnitude > largest) largest = magnitude;
+    }
+    const std::uint32_t exponent = largest >> 7;
+    const std::uint32_t excess = exponent > kLargestExponent ? exponent - kLargestExponent : 0;
+    return __builtin_bit_cast(float, (127U + 112U - excess) << 23);
+}
+
+template <class Machine, class Mode>
+void gather_rows(const GatherTask& task) {
+    const Panel panel(task.num_rows, task.cols);
+    for (std::int64_t r = task.first; r < task.last; ++r) {
+        const std::int64_t source = task.index != nullptr ? task.index[r] : r;
+        const auto* row = reinterpret_cast<const std::uint16_t*>(task.rows) + source * task.cols;
+        const std::int64_t num_blocks = task.cols / kBlock;
+        if constexpr (Mode::kBlocksPerTile == 1) {
+            for (std::int64_t b = 0; b < num_blocks; ++b)
+                Machine::copy_block(row + b * kBlock, panel.block(task.panel, r, b));
+        } else {
+            const float factor = row_factor(row, task.cols);
+            *panel.factor(task.panel, r) = kActivationFactor / factor;
+            for (std::int64_t b = 0; b < num_blocks; ++b)
+                Machine::scale_block(row + b * kBlock, factor, panel.block(task.panel, r, b));
+            if (num_blocks % 2 != 0)
+                __builtin_memset(panel.block(task.panel, r, num_blocks), 0, kBlock * sizeof(std::uint16_t));
+        }
+    }
+}
+
+inline std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
+    return Panel(num_rows, cols).bytes();
+}
+
+/// What the machine's file completes: name, needs and combine.
+template <class Machine, class Mode>
+constexpr Kernel make_amx_kernel() {
+    constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
+    return {.name = nullptr,
+            .needs = 0,
+            .precision = kIsW4a4 ? Precision::w4a4 : Precision::w4a16,
+            .layout = &kPackedLayout,
+            .min_rows = kIsW4a4 ? 9 : 1,
+            .encodes_h = kIsW4a4,  // w4a16 needs a row's largest h first
+            .encoded_bytes = encoded_bytes,
+            .encode_rows = kIsW4a4 ? encode_rows<Machine> : nullptr,
+            .rows_per_group = kTileRows,
+            .panel_bytes = panel_bytes,
+            .gather_rows = gather_rows<Machine, Mode>,
+            .gate_up_tile = kPackedHalfRows,
+            .down_tile = kPackedTileRows,
+            .scratch_bytes = scratch_bytes,
+            .gate_up = gate_up<Machine, Mode>,
+            .down = down<Machine, Mode>,
+            .combine = nullptr,
+            .order = kIsW4a4 ? moe::SumOrder{} : moe::SumOrder{moe::SumOrder::two_chains, 4},
+            .peak = kIsW4a4 ? "amx_bf16_k16" : "amx_bf16_k32"};
+}
+
+}  // namespace
+}  // namespace moe4::cpu

@@ -1,0 +1,177 @@
+// The AMX kernels on the emulation of their instructions: whole layers against the specification, bit for
+// bit, on any CPU. Where there is AMX, the instructions against their emulation.
+#include <gtest/gtest.h>
+
+#include "backends/amx_emulation.hpp"
+#include "backends/cpu/forward.hpp"
+#include "backends/cpu/kernel_list.hpp"
+#include "conformance/cases.hpp"
+#include "conformance/layer_runner.hpp"
+
+namespace moe4::testing {
+namespace {
+
+const cpu::Kernel& kernel_named(std::string_view name) {
+    for (const cpu::Kernel* kernel : cpu::kernel_list()) {
+        if (kernel->name == name) return *kernel;
+    }
+    throw std::logic_error("no kernel " + std::string(name));
+}
+
+template <class Mode>
+cpu::Kernel emulated(const char* name) {
+    cpu::Kernel kernel = cpu::make_amx_kernel<EmulatedMachine, Mode>();
+    kernel.name = name;
+    kernel.combine = kernel_named("scalar_w4a4").combine;
+    return kernel;
+}
+const cpu::Kernel kEmulatedW4a4 = emulated<cpu::W4a4>("emulated_amx_w4a4");
+const cpu::Kernel kEmulatedW4a16 = emulated<cpu::W4a16>("emulated_amx_w4a16");
+
+/// Output of a layer served by these kernels alone.
+std::vector<float> run(std::vector<const cpu::Kernel*> kernels, ActivationScale scale, const Case& c,
+                       const MoeWeights& weights, const Input& input) {
+    const Problem problem{.config = weights.config,
+                          .precision = kernels.front()->precision,
+                          .activation_scale = scale,
+                          .max_tokens = std::max<std::int64_t>(1, input.num_tokens),
+                          .top_k = c.top_k,
+                          .experts = c.experts};
+    const auto layer = cpu::prepare_layer(problem, std::move(kernels), weights,
+                                          std::make_shared<cpu::Workers>(2, ParallelFor{}));
+    const AlignedBuffer workspace(layer.layout.bytes);
+    std::vector<float> output(input.hidden.size(), std::numeric_limits<float>::quiet_NaN());
+    cpu::forward(layer, {.hidden = input.hidden.data(),
+                         .top_k_ids = input.ids.data(),
+                         .top_k_weights = input.weights.data(),
+                         .num_tokens = input.num_tokens,
+                         .output_f32 = output.data(),
+                         .output_bf16 = nullptr,
+                         .workspace = static_cast<std::uint8_t*>(workspace.workspace().data)});
+    return output;
+}
+
+std::vector<float> reference(const cpu::Kernel& kernel, ActivationScale scale, const Case& c,
+                             const MoeWeights& weights, const Input& input) {
+    return moe::reference_layer(weights,
+                                {.precision = kernel.precision,
+                                 .activation_scale = scale,
+                                 .experts = c.experts,
+                                 .order = kernel.order},
+                                input.reference());
+}
+
+class EmulatedAmx : public ::testing::TestWithParam<std::size_t> {
+protected:
+    const Case& c = cases()[GetParam()];
+    RandomLayer layer{c.layer};
+    Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
+};
+
+TEST_P(EmulatedAmx, W4a4HasTheContractsBits) {
+    if (c.num_tokens == 0) GTEST_SKIP() << "no tokens, no kernel";
+    for (const ActivationScale scale : {ActivationScale::layer_max, ActivationScale::dynamic_token}) {
+        const auto output = run({&kEmulatedW4a4}, scale, c, layer.weights(), input);
+        const auto expected = reference(kEmulatedW4a4, scale, c, layer.weights(), input);
+        EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+    }
+}
+
+TEST_P(EmulatedAmx, W4a16HasTheBitsOfItsOrder) {
+    if (c.num_tokens == 0) GTEST_SKIP() << "no tokens, no kernel";
+    const auto output = run({&kEmulatedW4a16}, ActivationScale::layer_max, c, layer.weights(), input);
+    const auto expected = reference(kEmulatedW4a16, ActivationScale::layer_max, c, layer.weights(), input);
+    EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+}
+
+std::string case_name(const ::testing::TestParamInfo<std::size_t>& info) { return cases()[info.param].name; }
+INSTANTIATE_TEST_SUITE_P(All, EmulatedAmx, ::testing::Range(std::size_t{0}, cases().size()), case_name);
+
+TEST(Amx, EveryWeightIsDecodedExactly) {
+    for (int byte = 0; byte <= 0x7E; ++byte) {
+        cpu::PackedHalf half;
+        std::memset(half.scale, byte, sizeof(half.scale));
+        for (int i = 0; i < 8; ++i) {
+            for (int row = 0; row < 16; ++row) {
+                for (int j = 0; j < 4; ++j)
+                    half.codes[i][row][j] =
+                        static_cast<std::uint8_t>((row + i) % 16 | (row + j + 3) % 16 << 4);
+            }
+        }
+        std::uint16_t tiles[8][4][16][2];  // [i][nibble][row][half of the pair]
+        cpu::decode_half<EmulatedMachine>(half, reinterpret_cast<std::uint8_t*>(tiles));
+        for (int i = 0; i < 8; ++i) {
+            for (int row = 0; row < 16; ++row) {
+                for (int k = 0; k < 8; ++k) {
+                    const int code = half.codes[i][row][k / 2] >> (k % 2 * 4) & 15;
+                    const float weight = format::e2m1_decode(static_cast<std::uint8_t>(code)) *
+                                         format::e4m3_decode(static_cast<std::uint8_t>(byte));
+                    ASSERT_EQ(format::bf16_to_float(tiles[i][k % 4][row][k / 4]) * 0x1p112F, weight)
+                        << "scale byte " << byte << " code " << code;
+                }
+            }
+        }
+    }
+}
+
+/// 2^16 and more times 2^112 is beyond bf16; the row's power of two keeps it.
+TEST(Amx, W4a16KeepsLargeActivations) {
+    const Case c{.name = "large", .layer = {.hidden_size = 96, .intermediate_size = 48}, .num_tokens = 20};
+    RandomLayer layer(c.layer);
+    Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
+    for (std::size_t i = 0; i < input.hidden.size() / 2; ++i)
+        input.hidden[i] = format::bf16_from_float(0x1p20F * format::bf16_to_float(input.hidden[i]));
+    const auto output = run({&kEmulatedW4a16}, ActivationScale::layer_max, c, layer.weights(), input);
+    const auto expected = reference(kEmulatedW4a16, ActivationScale::layer_max, c, layer.weights(), input);
+    for (const float x : expected) ASSERT_TRUE(std::isfinite(x));
+    EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+}
+
+TEST(Amx, KernelsThatSwitchByRowsKeepTheBits) {
+    const cpu::Kernel& few_rows = kernel_named("avx2_w4a4");
+    if (!cpu::availability(few_rows, cpu::read_allowed({})))
+        GTEST_SKIP() << "no second kernel of this layout";
+    const Case c{.name = "switch", .layer = {208, 80, 16}, .num_tokens = 60, .top_k = 4, .ids = Ids::zipf};
+    RandomLayer layer(c.layer);
+    const Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
+    const auto output =
+        run({&kEmulatedW4a4, &few_rows}, ActivationScale::layer_max, c, layer.weights(), input);
+    const auto expected = reference(few_rows, ActivationScale::layer_max, c, layer.weights(), input);
+    EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+}
+
+/// A panel is larger than the second cache and has more groups than a step: rows are taken in several passes.
+TEST(Amx, ManyRowsInSeveralPasses) {
+    const Case c{.name = "many", .layer = {48, 32, 1}, .num_tokens = 700, .top_k = 1, .ids = Ids::one_expert};
+    RandomLayer layer(c.layer);
+    const Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
+    for (const cpu::Kernel* kernel : {&kEmulatedW4a4, &kEmulatedW4a16}) {
+        const auto output = run({kernel}, ActivationScale::layer_max, c, layer.weights(), input);
+        const auto expected = reference(*kernel, ActivationScale::layer_max, c, layer.weights(), input);
+        EXPECT_EQ(count_differences(output, expected), 0U) << kernel->name << " " << seed_note();
+    }
+}
+
+TEST(Amx, InstructionsMatchTheirEmulation) {
+    const cpu::Kernel& w4a4 = kernel_named("amx_w4a4");
+    const cpu::Kernel& w4a16 = kernel_named("amx_w4a16");
+    if (const Support support = cpu::availability(w4a4, cpu::read_allowed({})); !support)
+        GTEST_SKIP() << support.reason;
+    for (const std::int64_t num_tokens : {1, 9, 16, 17, 33, 70, 130}) {
+        const Case c{.name = "instructions",
+                     .layer = {.hidden_size = 720, .intermediate_size = 208, .num_experts = 2},
+                     .num_tokens = num_tokens};
+        RandomLayer layer(c.layer);
+        const Input input =
+            random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
+        for (const auto& [real, emulation] :
+             {std::pair{&w4a4, &kEmulatedW4a4}, std::pair{&w4a16, &kEmulatedW4a16}}) {
+            const auto output = run({real}, ActivationScale::layer_max, c, layer.weights(), input);
+            const auto expected = run({emulation}, ActivationScale::layer_max, c, layer.weights(), input);
+            EXPECT_EQ(count_differences(output, expected), 0U) << real->name << " " << seed_note();
+        }
+    }
+}
+
+}  // namespace
+}  // namespace moe4::testing
