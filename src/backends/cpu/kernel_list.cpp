@@ -8,6 +8,9 @@
 namespace moe4::cpu {
 
 #if defined(__x86_64__)
+namespace amx {
+extern const Kernel kW4a16, kW4a4;
+}
 namespace avx2 {
 extern const Kernel kW4a16, kW4a4;
 }
@@ -28,6 +31,8 @@ namespace {
 constexpr const Kernel* kKernels[] = {
     // best first; add yours here
 #if defined(__x86_64__)
+    &amx::kW4a4,
+    &amx::kW4a16,
     &avx512_vnni::kW4a4,
     &avx512::kW4a16,
     &avx2::kW4a4,
