@@ -38,12 +38,14 @@ struct LayerInfo {
     std::int64_t hidden_size = 0;
     std::int64_t intermediate_size = 0;
     bool has_shared_expert = false;  // listed here; a layer runs its routed experts alone
-    std::vector<Precision> modes;    // that this layer can run
+    std::vector<Precision> modes;  // that this layer can run; w4a4 only with usable input scales (layer_max)
     std::optional<BlockScaleCounts> block_scales;
     ScaleRange global_scale[3], input_scale[3];  // by Projection
     int gate_up_global_mismatches = 0;           // experts whose gate and up differ; both are used exactly
     std::uint64_t bytes = 0;                     // of the routed experts' tensors
-    std::vector<std::string> refusals;           // what run would refuse: tensor, found, expected
+    /// Everything that moe_layer or prepare would refuse: tensor, found, expected. Block scales when scanned.
+    /// Input scales, which w4a4's dynamic scales and w4a16 do without, come as one sentence that says so.
+    std::vector<std::string> refusals;
 };
 
 /// Which precision the checkpoint asks for, and the sentence that says why.
@@ -58,14 +60,14 @@ public:
     /// Throws broken_file, unsupported or machine.
     static Checkpoint open(const std::filesystem::path& folder);
 
-    std::string_view dialect() const;                  // "modelopt", "compressed-tensors", or "unquantized"
-    std::string_view producer() const;                 // "modelopt 0.47.0", or "" when the files do not say
-    std::string_view family() const;                   // "qwen3_moe", ...
-    const std::vector<int>& moe_layers() const;        // ascending
-    const std::vector<std::string>& warnings() const;  // index and shards disagree, and the like
+    std::string_view dialect() const;   // "modelopt", "compressed-tensors", "unquantized" or "unknown"
+    std::string_view producer() const;  // "modelopt 0.47.0", or "" when the files do not say
+    std::string_view family() const;    // "qwen3_moe", ...
+    const std::vector<int>& moe_layers() const;             // ascending
+    const std::vector<std::string>& warnings() const;       // index and shards disagree, and the like
     const std::vector<std::string>& disagreements() const;  // between configs and tensors; tensors win
     const std::vector<std::string>& unmatched() const;      // modules that the config names and no tensor has
-    const std::vector<std::string>& unused() const;         // tensors of MoE layers that nothing here reads
+    const std::vector<std::string>& unused() const;         // tensors of MoE blocks that nothing here knows
     std::uint64_t num_bytes() const;                        // of all tensors of all shards that are there
 
     enum class Scan { headers_and_scalars, block_scales };

@@ -54,7 +54,8 @@ void choose_dialect(OpenedCheckpoint& checkpoint) {
     }
     for (const Dialect* dialect : dialects()) {
         for (const Quantization& quantization : checkpoint.config.quantizations) {
-            if (!dialect->is_called(quantization.method)) continue;
+            if (!dialect->is_called(quantization.method) && !dialect->is_called(quantization.producer))
+                continue;
             checkpoint.dialect = dialect;
             checkpoint.dialect_name = dialect->name();
             return;

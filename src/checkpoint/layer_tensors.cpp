@@ -117,6 +117,7 @@ void group_experts(LayerTensors& tensors, std::span<const Entry> entries, const 
         }
         const auto index = static_cast<std::size_t>(*expert);
         while (tensors.experts.size() <= index) add_expert(tensors, family);
+        tensors.has_linears = true;
         TensorRange& linear =
             tensors.experts[index][static_cast<std::size_t>(projection - family.projections.begin())];
         linear.*range = run_of(entries, at, linear.prefix);

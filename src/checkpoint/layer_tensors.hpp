@@ -38,6 +38,7 @@ struct LayerTensors {
     int layer = 0;
     TensorRange block;
     std::vector<Linears> experts;             // num_experts, or more where more have tensors
+    bool has_linears = false;                 // whether any of them has a tensor
     std::vector<std::string_view> strangers;  // tensors under "experts." that belong to no expert's linear
     std::uint64_t expert_bytes = 0;           // of all that is present under "experts."
 };

@@ -38,14 +38,12 @@ double rel_l2(const Nvfp4View& matrix, const TensorView& original) {
 class EveryFamily : public testing::TestWithParam<std::tuple<const char*, Spelling>> {
 protected:
     CheckpointOptions options() const {
-        return {.family = std::get<0>(GetParam()),
+        const std::string family = std::get<0>(GetParam());
+        const bool is_sparse_throughout = family == "mixtral" || family == "minimax_m2";
+        return {.family = family,
                 .spelling = std::get<1>(GetParam()),
                 .num_layers = 3,
-                .first_moe_layer = std::get<0>(GetParam()) == std::string("qwen3_moe") ||
-                                           std::get<0>(GetParam()) == std::string("deepseek_v3") ||
-                                           std::get<0>(GetParam()) == std::string("glm4_moe")
-                                       ? 1
-                                       : 0};
+                .first_moe_layer = is_sparse_throughout ? 0 : 1};
     }
 };
 
@@ -205,6 +203,20 @@ TEST(Checkpoint, RouterDefaultsWhereTheConfigIsSilent) {
     EXPECT_EQ(glm.num_groups, 1);
     EXPECT_EQ(glm.scaling_factor, 1.0);
     EXPECT_EQ(router_without("minimax_m2", {"scoring_func"}).score_function, ScoreFunction::sigmoid);
+}
+
+TEST(Checkpoint, FamiliesWithTheRouterOfDeepSeek) {
+    for (const char* family : {"deepseek_v32", "kimi_k2", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"}) {
+        CheckpointFixture fixture({.family = "deepseek_v3"});
+        fixture.config["model_type"] = family;
+        fixture.config["n_group"] = 1;
+        const auto checkpoint = Checkpoint::open(fixture.write());
+        EXPECT_EQ(checkpoint.family(), family);
+        const MoeWeights weights = checkpoint.moe_layer(1);
+        EXPECT_EQ(weights.config.router.score_function, ScoreFunction::sigmoid);
+        EXPECT_EQ(weights.config.router.scaling_factor, 2.5);
+        EXPECT_TRUE(weights.router_bias);
+    }
 }
 
 TEST(Checkpoint, RouterKeysAreFollowed) {

@@ -164,8 +164,8 @@ TEST(Refusals, ATensorThatChangesTheResult) {
 
 // --- Other formats under an NVFP4 label
 
-void make_fp8(CheckpointFixture& fixture, int expert, Projection projection) {
-    auto& weight = fixture.tensor(0, expert, projection, "weight");
+void make_fp8(CheckpointFixture& fixture, int layer, int expert, Projection projection) {
+    auto& weight = fixture.tensor(layer, expert, projection, "weight");
     weight.dtype = DType::f8_e4m3;
     weight.shape = {weight.shape[0], weight.shape[1] * 2};
     weight.bytes.resize(weight.bytes.size() * 2);
@@ -173,7 +173,7 @@ void make_fp8(CheckpointFixture& fixture, int expert, Projection projection) {
 
 TEST(Refusals, Fp8UnderAnNvfp4Label) {
     CheckpointFixture fixture;
-    make_fp8(fixture, 2, Projection::up);
+    make_fp8(fixture, 0, 2, Projection::up);
     expect_refusal(
         fixture, ErrorKind::unsupported, "labelled NVFP4 (", "config.json: quantization_config.quant_algo",
         ") but model.layers.0.mlp.experts.2.up_proj.weight is F8_E4M3 [32, 64] (fp8), expected U8 [32, 32]");
@@ -185,21 +185,12 @@ TEST(Refusals, Bf16UnderAnNvfp4Label) {
     for (const Spelling spelling : {Spelling::modelopt, Spelling::compressed_tensors}) {
         CheckpointFixture fixture({.spelling = spelling});
         const CheckpointFixture original({.spelling = Spelling::unquantized});
-        std::erase_if(fixture.tensors,
-                      [](const auto& t) { return t.first.starts_with("model.layers.0.mlp.experts."); });
-        fixture.tensors.insert(original.tensors.begin(), original.tensors.end());
-        // Layer 1 of the original came along as well; the quantised one stays alone.
-        if (spelling == Spelling::modelopt) {
-            fixture.tensors = CheckpointFixture({.spelling = spelling}).tensors;
-            for (const auto& [name, tensor] : original.tensors) {
-                if (!name.starts_with("model.layers.0.mlp.experts.")) continue;
-                for (const char* leaf : {"_scale", "_scale_2"}) fixture.tensors.erase(name + leaf);
-                fixture.tensors[name] = tensor;
-            }
-        } else {
-            std::erase_if(fixture.tensors, [](const auto& t) {
-                return t.first.starts_with("model.layers.1.mlp.experts.") && t.first.ends_with(".weight");
-            });
+        const auto is_replaced = [](const auto& tensor) {
+            return tensor.first.starts_with("model.layers.0.mlp.experts.");
+        };
+        std::erase_if(fixture.tensors, is_replaced);
+        for (const auto& tensor : original.tensors) {
+            if (is_replaced(tensor)) fixture.tensors.insert(tensor);
         }
         expect_refusal(fixture, ErrorKind::unsupported, "labelled NVFP4 (",
                        "config.json: quantization_config",
@@ -234,6 +225,36 @@ TEST(Refusals, ACheckpointThatIsNotQuantised) {
         "model.layers.0.mlp.experts.0.gate_proj.weight is BF16 [32, 64] (bf16), expected U8 [32, 32] "
         "(NVFP4)");
     EXPECT_EQ(checkpoint.inspect_layer(0, Checkpoint::Scan::block_scales).refusals.size(), 1U);
+}
+
+TEST(Refusals, ExpertsInOneTensor) {
+    CheckpointFixture fixture({.spelling = Spelling::unquantized});
+    std::erase_if(fixture.tensors,
+                  [](const auto& t) { return t.first.starts_with("model.layers.0.mlp.experts."); });
+    fixture.tensors["model.layers.0.mlp.experts.gate_up_proj"] = {DType::bf16, {1}, {0, 0}};
+    const auto checkpoint = Checkpoint::open(fixture.write());
+    expect_error(
+        ErrorKind::unsupported, [&] { checkpoint.moe_layer(0); },
+        "model.layers.0.mlp.experts.gate_up_proj is not known");
+    EXPECT_EQ(checkpoint.inspect_layer(0, Checkpoint::Scan::block_scales).refusals.size(), 1U);
+}
+
+TEST(Refusals, Fp8UnderTheLabelOfAnOlderExport) {  // which has hf_quant_config.json alone
+    CheckpointFixture fixture;
+    fixture.config.erase("quantization_config");
+    for (const int layer : {0, 1}) {
+        for (int expert = 0; expert < 4; ++expert) {
+            for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+                make_fp8(fixture, layer, expert, projection);
+                fixture.tensors.erase(fixture.module(layer, expert, projection) + ".weight_scale_2");
+            }
+        }
+    }
+    const auto checkpoint = Checkpoint::open(fixture.write());
+    EXPECT_EQ(checkpoint.dialect(), "modelopt");
+    expect_error(
+        ErrorKind::unsupported, [&] { checkpoint.moe_layer(1); }, "labelled NVFP4 (",
+        "hf_quant_config.json: quantization.quant_algo", "gate_proj.weight is F8_E4M3 [32, 64] (fp8)");
 }
 
 TEST(Refusals, AnFp8Checkpoint) {

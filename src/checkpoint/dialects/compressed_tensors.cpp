@@ -12,9 +12,7 @@ public:
     bool recognises(const TensorRange& block) const override {
         return has_expert_leaf(block, leaves_.packed) || has_expert_leaf(block, leaves_.global_scale);
     }
-    bool is_called(std::string_view quant_method) const override {
-        return quant_method == "compressed-tensors";
-    }
+    bool is_called(std::string_view name) const override { return name.starts_with("compressed-tensors"); }
     Experts read_experts(const ExpertSource& source, Refusals& refusals) const override {
         return read_per_expert(source, leaves_, refusals);
     }

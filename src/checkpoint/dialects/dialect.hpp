@@ -39,8 +39,8 @@ public:
     virtual const TensorLeaves& leaves() const = 0;
     /// Whether tensors of a MoE block are spelled this way.
     virtual bool recognises(const TensorRange& block) const = 0;
-    /// Whether quant_method means this dialect.
-    virtual bool is_called(std::string_view quant_method) const = 0;
+    /// Whether a quant_method, or a producer with its version, means this dialect.
+    virtual bool is_called(std::string_view name) const = 0;
     /// All experts; whatever is missing, of another shape, dtype or format, or unknown, is refused.
     virtual Experts read_experts(const ExpertSource&, Refusals&) const = 0;
 };

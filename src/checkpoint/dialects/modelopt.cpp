@@ -13,8 +13,8 @@ public:
     bool recognises(const TensorRange& block) const override {
         return has_expert_leaf(block, leaves_.global_scale);
     }
-    bool is_called(std::string_view quant_method) const override {
-        return quant_method.starts_with("modelopt");  // also modelopt_fp4, modelopt_mixed
+    bool is_called(std::string_view name) const override {
+        return name.starts_with("modelopt");  // also modelopt_fp4, modelopt_mixed
     }
     Experts read_experts(const ExpertSource& source, Refusals& refusals) const override {
         return read_per_expert(source, leaves_, refusals);

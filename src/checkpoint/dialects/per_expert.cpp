@@ -56,6 +56,11 @@ public:
             refuse_unsupported(refusals_, other_format(linear_, size_, config_));
             return matrix;
         }
+        if (linear_.present.empty()) {  // one sentence for all of them
+            refuse_missing(linear_, leaves_.packed, describe(DType::u8, {size_.rows, size_.cols / 2}),
+                           refusals_);
+            return matrix;
+        }
         refuse_unknown_leaves();
         const TensorView* packed = blocks(leaves_.packed, DType::u8, 2);
         const TensorView* block_scale = blocks(leaves_.block_scale, DType::f8_e4m3, kNvfp4BlockSize);
@@ -163,7 +168,8 @@ Experts read_per_expert(const ExpertSource& source, const TensorLeaves& leaves, 
     }
     const auto count = static_cast<std::size_t>(source.moe.num_experts);
     Experts experts{.weights = std::vector<ExpertWeights>(count), .owner = nullptr};
-    if (refuse_layer_of_other_format(source, refusals)) return experts;
+    const bool is_all_strangers = !source.tensors.strangers.empty() && !source.tensors.has_linears;
+    if (is_all_strangers || refuse_layer_of_other_format(source, refusals)) return experts;
     for (std::size_t expert = 0; expert < count; ++expert) {
         const auto read = [&](Projection projection) {
             const TensorRange& linear = source.tensors.experts[expert][static_cast<std::size_t>(projection)];
