@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "backends/cuda/forward.hpp"
-#include "backends/cuda/workspace_layout.hpp"
+#include "backends/cuda/limits.hpp"
 
 namespace moe4::cuda {
 namespace {
 
 constexpr int kRoutings = 8;
+constexpr std::int64_t kWgmmaMinRows = 24;
 constexpr double kReadBytesPerUs = 4.66e6;  // measured by a plain read kernel
 constexpr double kFlopPerUs = 802e6;        // measured, cuBLAS bf16 8192^3 in a burst
 
@@ -85,12 +86,12 @@ public:
         check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
         for (int i = 0; i < copies; ++i) {
-            layers_.push_back(allocate_layer(problem, 0));
+            layers_.push_back(allocate_layer(problem, kWgmmaMinRows, 0));
             fill_weights(layers_.back(), random);
         }
         output_ = DeviceBuffer(static_cast<std::size_t>(problem.max_tokens * problem.config.hidden_size) * 2,
                                "out");
-        workspace_ = DeviceBuffer(workspace_layout(problem, problem.top_k).bytes, "workspace");
+        workspace_ = DeviceBuffer(workspace_bytes(problem, 0), "workspace");
     }
 
     void set_tokens(std::int64_t tokens) {
@@ -100,10 +101,10 @@ public:
         for (int i = 0; i < kRoutings; ++i) routings_.push_back(random_routing(problem_, tokens, random));
     }
 
-    MmaChoice chosen() const { return choose_mma(layers_.front(), tokens_); }
+    GemmChoice chosen() const { return choose_gemms(layers_.front(), tokens_); }
 
     /// Median of the graph's replays, us a layer.
-    double time(const MmaChoice& choice, int replays) {
+    double time(const GemmChoice& choice, int replays) {
         const int num_layers = tokens_ <= 16 ? 32 : tokens_ <= 1024 ? 16 : 4;
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
@@ -184,21 +185,27 @@ void run(int argc, char** argv) {
     for (int i = at + 1; i < argc; ++i) tokens.push_back(std::atol(argv[i]));
     problem.max_tokens = *std::max_element(tokens.begin(), tokens.end());
     load_kernels();
+    int num_sms = 0;
+    check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), "attribute");
+    for (const MachineLimit& limit : measure_limits(num_sms))
+        std::printf("%s %.0f\n", std::string(limit.name).c_str(), limit.value);
     const double bytes = 0.5625 * 3 * static_cast<double>(sizes[0] * sizes[1] * sizes[2]);
     Bench bench(problem, bytes > 4e9 ? 1 : 2);
     for (const std::int64_t m : tokens) {
         bench.set_tokens(m);
-        const MmaChoice chosen = bench.chosen();
+        const GemmChoice chosen = bench.chosen();
         const double us = bench.time(chosen, 9);
-        std::printf("%s %s M=%ld: %.1f us, %.2fx floor (%d, %d)", argv[at],
+        const char* const kind = chosen.uses_wgmma ? "wgmma" : "mma";
+        std::printf("%s %s M=%ld: %.1f us, %.2fx floor (%s %d, %d)", argv[at],
                     problem.precision == Precision::w4a4 ? "w4a4" : "w4a16", static_cast<long>(m), us,
-                    us / bench.floor_us(), chosen.gate_up, chosen.down);
+                    us / bench.floor_us(), kind, chosen.gate_up, chosen.down);
         if (sweeps) {
+            std::printf(" | wgmma %.1f", bench.time({.uses_wgmma = true}, 5));
             for (int g = 0; g < sm90::kNumMmaShapes; ++g) {
                 for (int d = 0; d < sm90::kNumMmaShapes; ++d) {
                     if (sm90::kMmaShapes[g].token_tiles != sm90::kMmaShapes[d].token_tiles) continue;
                     const bool is_pair_of_chosen = g == chosen.gate_up || d == chosen.down || g == d;
-                    if (is_pair_of_chosen) std::printf(" | %d,%d %.1f", g, d, bench.time({g, d}, 5));
+                    if (is_pair_of_chosen) std::printf(" | %d,%d %.1f", g, d, bench.time({false, g, d}, 5));
                 }
             }
         }

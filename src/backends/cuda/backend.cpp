@@ -2,13 +2,14 @@
 //
 // run() and route() take tensors of the backend's device and enqueue. Given tensors in host memory they work
 // as well, through memory of their own and waiting for the result: for tools and tests, not for serving.
+#include <limits>
 #include <memory>
 #include <string>
 
 #include "backends/cuda/forward.hpp"
 #include "backends/cuda/kernel_list.hpp"
+#include "backends/cuda/limits.hpp"
 #include "backends/cuda/smxx/route.hpp"
-#include "backends/cuda/workspace_layout.hpp"
 #include "backends/registry.hpp"
 #include "moe4/error.hpp"
 
@@ -146,7 +147,7 @@ private:
                  .output_f32 = wants_f32 ? static_cast<float*>(output) : nullptr,
                  .output_bf16 = wants_f32 ? nullptr : static_cast<std::uint16_t*>(output),
                  .workspace = static_cast<std::uint8_t*>(workspace)},
-                choose_mma(layer_, num_tokens), stream);
+                choose_gemms(layer_, num_tokens), stream);
     }
 
     void enqueue_route(const void* hidden, std::int64_t num_tokens, void* ids, void* weights,
@@ -191,7 +192,7 @@ public:
         plan.problem = problem;
         plan.backend = name();
         plan.layout = WeightLayout::in_place;
-        plan.workspace_bytes = workspace_layout(problem, moe::slots_per_token(problem)).bytes;
+        plan.workspace_bytes = workspace_bytes(problem, wgmma_min_rows(plan));
         plan.weight_bytes = weight_layout(problem.config, held.last - held.first).bytes;
         return plan;
     }
@@ -201,11 +202,22 @@ public:
             refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cuda");
         const DeviceScope scope(device_);
         plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
-        PreparedLayer layer = prepare_layer(plan.problem, weights, device_);
+        PreparedLayer layer = prepare_layer(plan.problem, wgmma_min_rows(plan), weights, device_);
         return std::make_unique<CudaLayer>(std::move(plan), std::move(layer));
     }
 
+    std::vector<MachineLimit> measure_limits() const override {
+        const DeviceScope scope(device_);
+        return cuda::measure_limits(properties_.multiProcessorCount);
+    }
+
 private:
+    /// The choices are mma, wgmma or both, in this order.
+    static std::int64_t wgmma_min_rows(const Plan& plan) {
+        if (!plan.choices.back().kernel.ends_with("_wgmma")) return std::numeric_limits<std::int64_t>::max();
+        return plan.choices.size() == 1 ? 0 : plan.choices.front().up_to_tokens_per_expert + 1;
+    }
+
     int device_;
     std::string kernel_;
     cudaDeviceProp properties_{};

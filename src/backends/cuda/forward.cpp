@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "backends/cuda/workspace_layout.hpp"
 
 namespace moe4::cuda {
@@ -16,16 +17,29 @@ int shared_bytes_for(const sm90::MmaShape& shape) {
     return kSharedBytes / shape.blocks_per_sm - (shape.blocks_per_sm > 1 ? kSharedBytesOfBlock : 0);
 }
 
+/// The mma shape whose weight boxes the wgmma kernels read as well.
+constexpr int kWgmmaMaps = 2;
+static_assert(sm90::kMmaShapes[kWgmmaMaps].half_rows() == sm90::kWgmmaHalfRows);
+
+std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
+    const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
+    return num_tokens * moe::slots_per_token(problem) / (held.last - held.first);
+}
+
+bool may_group_x(const Problem& problem, std::int64_t wgmma_min_rows) {
+    return codes_depend_on_expert(problem) || rows_per_expert(problem, problem.max_tokens) >= wgmma_min_rows;
+}
+
 constexpr int kBarrierBytes = 2 * 8 * sm90::kMaxStages;
 
 class Forward {
 public:
-    Forward(const PreparedLayer& layer, const ForwardInput& in, const MmaChoice& choice, cudaStream_t stream)
+    Forward(const PreparedLayer& layer, const ForwardInput& in, const GemmChoice& choice, cudaStream_t stream)
         : layer_(layer),
           in_(in),
           choice_(choice),
           stream_(stream),
-          at_(workspace_layout(layer.problem, layer.top_k)),
+          at_(workspace_layout(layer.problem, layer.top_k, may_group_x(layer.problem, layer.wgmma_min_rows))),
           hidden_size_(layer.problem.config.hidden_size),
           intermediate_size_(layer.problem.config.intermediate_size),
           num_slots_(in.num_tokens * layer.top_k) {}
@@ -33,9 +47,9 @@ public:
     void run() const {
         if (scales_belong_to_rows()) scale_x();
         arrange();
-        multiply(gate_up(), choice_.gate_up, layer_.gate_up_maps, gate_up_kernels(), Half::gate_up);
+        multiply(gate_up(), Half::gate_up);
         if (scales_belong_to_rows()) requantize_h();
-        multiply(down(), choice_.down, layer_.down_maps, down_kernels(), Half::down);
+        multiply(down(), Half::down);
         combine({.y = workspace<float>(at_.y),
                  .slot_row = workspace<std::int32_t>(at_.slot_row),
                  .top_k_weights = in_.top_k_weights,
@@ -60,6 +74,7 @@ private:
         return is_w4a4() &&
                (is_shared() || layer_.problem.activation_scale == ActivationScale::dynamic_token);
     }
+    bool groups_x() const { return choice_.uses_wgmma || codes_depend_on_expert(layer_.problem); }
     std::int32_t* num_segments() const { return workspace<std::int32_t>(at_.counts); }
     std::int32_t* num_rows() const { return num_segments() + 1; }
     std::uint32_t* largest_of_batch(Half half) const {
@@ -67,8 +82,12 @@ private:
     }
 
     int largest_segment() const {
-        return static_cast<int>(
-            std::min<std::int64_t>(8 * sm90::kMmaShapes[choice_.gate_up].token_tiles, in_.num_tokens));
+        const int tile =
+            choice_.uses_wgmma ? sm90::kWgmmaTileTokens : 8 * mma_shape(Half::gate_up).token_tiles;
+        return static_cast<int>(std::min<std::int64_t>(tile, in_.num_tokens));
+    }
+    const sm90::MmaShape& mma_shape(Half half) const {
+        return sm90::kMmaShapes[half == Half::gate_up ? choice_.gate_up : choice_.down];
     }
 
     Grouping grouping() const {
@@ -115,7 +134,7 @@ private:
             .padded_rows = workspace<std::uint16_t>(at_.h),
             .padded_cols = intermediate_size_,
             .num_padded_rows = num_slots_};
-        if (!groups_x(layer_.problem)) return group_and_encode(group_task, encode_task, stream_);
+        if (!groups_x()) return group_and_encode(group_task, encode_task, stream_);
         encode_task.num_rows = num_slots_;
         encode_task.device_num_rows = num_rows();
         encode_task.source_row = workspace<std::int32_t>(at_.row_token);
@@ -130,7 +149,7 @@ private:
                 .segments = workspace<Segment>(at_.segments),
                 .rows = workspace<std::uint16_t>(at_.x),
                 .row_stride = permuted_size(hidden_size_),
-                .row_source = groups_x(layer_.problem) ? nullptr : workspace<std::int32_t>(at_.row_token),
+                .row_source = groups_x() ? nullptr : workspace<std::int32_t>(at_.row_token),
                 .num_chunks = static_cast<std::int32_t>(permuted_size(hidden_size_) / kChunk),
                 .out_size = static_cast<std::int32_t>(intermediate_size_),
                 .factor = {layer_.scales.gate_factor, layer_.scales.up_factor},
@@ -178,62 +197,90 @@ private:
                    stream_);
     }
 
-    sm90::MmaKernels gate_up_kernels() const {
-        return is_w4a4() ? sm90::mma_f16_gate_up() : sm90::mma_bf16_gate_up();
+    void multiply(const GroupedGemm& gemm, Half half) const {
+        choice_.uses_wgmma ? multiply_wgmma(gemm, half) : multiply_mma(gemm, half);
     }
-    sm90::MmaKernels down_kernels() const { return is_w4a4() ? sm90::mma_f16_down() : sm90::mma_bf16_down(); }
 
-    void multiply(const GroupedGemm& gemm, int shape_index, const WeightMaps* maps,
-                  const sm90::MmaKernels& kernels, Half half) const {
-        const sm90::MmaShape& shape = sm90::kMmaShapes[shape_index];
+    /// Blocks that fit on the device, or fewer where there cannot be as many items.
+    dim3 grid(const GroupedGemm& gemm, int tile_rows, int blocks_per_sm) const {
+        const std::int64_t most_items = num_slots_ * ((gemm.out_size + tile_rows - 1) / tile_rows);
+        return dim3(
+            static_cast<unsigned>(std::min(most_items, std::int64_t{layer_.num_sms} * blocks_per_sm)));
+    }
+
+    void multiply_mma(const GroupedGemm& gemm, Half half) const {
+        const bool is_gate_up = half == Half::gate_up;
+        const int index = is_gate_up ? choice_.gate_up : choice_.down;
+        const sm90::MmaShape& shape = mma_shape(half);
+        const WeightMaps& maps = (is_gate_up ? layer_.gate_up_maps : layer_.down_maps)[index];
+        const sm90::MmaKernels kernels =
+            is_gate_up ? (is_w4a4() ? sm90::mma_f16_gate_up() : sm90::mma_bf16_gate_up())
+                       : (is_w4a4() ? sm90::mma_f16_down() : sm90::mma_bf16_down());
         const int token_rows = largest_segment();
         const int stage_bytes = shape.stage_bytes(token_rows);
         const int fixed_bytes = shape.partial_bytes() + kBarrierBytes;
         const int num_stages =
             std::min(sm90::kMaxStages, (shared_bytes_for(shape) - fixed_bytes) / stage_bytes);
-        const int tile_rows = shape.half_rows() * (half == Half::gate_up ? 1 : 2);
-        const std::int64_t most_items = num_slots_ * ((gemm.out_size + tile_rows - 1) / tile_rows);
-        const std::int64_t resident = std::int64_t{layer_.num_sms} * shape.blocks_per_sm;
         launch(
-            kernels.of_shape[shape_index], dim3(static_cast<unsigned>(std::min(most_items, resident))),
-            shape.threads(), static_cast<std::size_t>(num_stages * stage_bytes + fixed_bytes), stream_,
-            maps[shape_index].codes, maps[shape_index].scales, gemm,
+            kernels.of_shape[index],
+            grid(gemm, shape.half_rows() * (is_gate_up ? 1 : 2), shape.blocks_per_sm), shape.threads(),
+            static_cast<std::size_t>(num_stages * stage_bytes + fixed_bytes), stream_, maps.codes,
+            maps.scales, gemm,
             sm90::MmaLaunch{.num_stages = num_stages, .stage_bytes = stage_bytes, .token_rows = token_rows});
+    }
+
+    void multiply_wgmma(const GroupedGemm& gemm, Half half) const {
+        const bool is_gate_up = half == Half::gate_up;
+        const WeightMaps& maps = (is_gate_up ? layer_.gate_up_maps : layer_.down_maps)[kWgmmaMaps];
+        const auto kernel = is_gate_up ? (is_w4a4() ? sm90::wgmma_f16_gate_up() : sm90::wgmma_bf16_gate_up())
+                                       : (is_w4a4() ? sm90::wgmma_f16_down() : sm90::wgmma_bf16_down());
+        const auto tokens = [&](std::uint32_t box_rows) {
+            return row_tensor_map(gemm.rows, static_cast<std::uint64_t>(gemm.row_stride),
+                                  static_cast<std::uint64_t>(num_slots_), 64, box_rows);
+        };
+        launch(kernel, grid(gemm, sm90::kWgmmaHalfRows * (is_gate_up ? 1 : 2), 1), sm90::kWgmmaThreads,
+               sm90::kWgmmaSharedBytes, stream_, maps.codes, maps.scales, tokens(64),
+               tokens(sm90::kWgmmaTokenBox), gemm);
     }
 
     const PreparedLayer& layer_;
     const ForwardInput& in_;
-    const MmaChoice& choice_;
+    const GemmChoice& choice_;
     cudaStream_t stream_;
     const WorkspaceLayout at_;
     const std::int64_t hidden_size_, intermediate_size_, num_slots_;
 };
 
-/// The largest tile that still gives every resident block an item or two; shapes with more rows read the
-/// tokens less often.
+/// One token's experts are few: a tile for each multiprocessor counts for more than reading tokens once. From
+/// about four rows an expert on, some have more than eight, and a second tile of tokens costs less than
+/// decoding the weights again.
 int choose_shape(std::int64_t rows, std::int64_t experts_hit, std::int64_t out_rows, int num_sms) {
-    constexpr int kManyTokens = 5;
-    if (rows > 10 * experts_hit) return kManyTokens;
-    for (const int index : {2, 1}) {
-        const sm90::MmaShape& shape = sm90::kMmaShapes[index];
-        const std::int64_t items =
-            experts_hit * ((out_rows + 2 * shape.half_rows() - 1) / (2 * shape.half_rows()));
-        if (items >= 2 * shape.blocks_per_sm * num_sms) return index;
-    }
-    return 0;
+    enum { split_k, one_tile, two_tiles, four_tiles = 5 };
+    if (rows > 12 * experts_hit) return four_tiles;
+    if (rows > 4 * experts_hit) return two_tiles;
+    const sm90::MmaShape& shape = sm90::kMmaShapes[one_tile];
+    const std::int64_t items =
+        experts_hit * ((out_rows + 2 * shape.half_rows() - 1) / (2 * shape.half_rows()));
+    return items >= 2 * num_sms ? one_tile : split_k;
 }
 
 }  // namespace
 
-MmaChoice choose_mma(const PreparedLayer& layer, std::int64_t num_tokens) {
+GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
     const MoeConfig& config = layer.problem.config;
+    if (rows_per_expert(layer.problem, num_tokens) >= layer.wgmma_min_rows) return {.uses_wgmma = true};
     const std::int64_t rows = num_tokens * layer.top_k;
     const std::int64_t experts_hit = std::min<std::int64_t>(rows, layer.num_held());
     return {.gate_up = choose_shape(rows, experts_hit, 2 * config.intermediate_size, layer.num_sms),
             .down = choose_shape(rows, experts_hit, config.hidden_size, layer.num_sms)};
 }
 
-void forward(const PreparedLayer& layer, const ForwardInput& in, const MmaChoice& choice,
+std::size_t workspace_bytes(const Problem& problem, std::int64_t wgmma_min_rows) {
+    return workspace_layout(problem, moe::slots_per_token(problem), may_group_x(problem, wgmma_min_rows))
+        .bytes;
+}
+
+void forward(const PreparedLayer& layer, const ForwardInput& in, const GemmChoice& choice,
              cudaStream_t stream) {
     Forward(layer, in, choice, stream).run();
 }
@@ -247,6 +294,12 @@ void load_kernels() {
                                        shared_bytes_for(sm90::kMmaShapes[i])),
                   "reserving shared memory");
         }
+    }
+    for (const sm90::WgmmaKernel kernel : {sm90::wgmma_bf16_gate_up(), sm90::wgmma_bf16_down(),
+                                           sm90::wgmma_f16_gate_up(), sm90::wgmma_f16_down()}) {
+        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, sm90::kWgmmaSharedBytes),
+              "reserving shared memory");
     }
 }
 

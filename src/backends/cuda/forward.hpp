@@ -15,14 +15,18 @@ struct ForwardInput {
     std::uint8_t* workspace;
 };
 
-/// Which tile shapes the two GEMMs run with.
-struct MmaChoice {
-    int gate_up, down;  // indices into sm90::kMmaShapes
+/// Which kernels the two GEMMs run with.
+struct GemmChoice {
+    bool uses_wgmma = false;
+    int gate_up = 0, down = 0;  // else: indices into sm90::kMmaShapes
 };
-MmaChoice choose_mma(const PreparedLayer&, std::int64_t num_tokens);
+GemmChoice choose_gemms(const PreparedLayer&, std::int64_t num_tokens);
+
+/// Bytes of device memory that a run of up to problem.max_tokens needs.
+std::size_t workspace_bytes(const Problem&, std::int64_t wgmma_min_rows);
 
 /// Enqueues the kernels; reads nothing back and allocates nothing. The device is current.
-void forward(const PreparedLayer&, const ForwardInput&, const MmaChoice&, cudaStream_t);
+void forward(const PreparedLayer&, const ForwardInput&, const GemmChoice&, cudaStream_t);
 
 /// Shared memory above 48 KB has to be asked for once a kernel and device; also loads every kernel, so that
 /// the first run may be captured.

@@ -9,6 +9,8 @@ namespace {
 
 constexpr Kernel kKernels[] = {
     // best first for many rows; add yours here
+    {.name = "sm90_w4a16_wgmma", .precision = Precision::w4a16, .min_rows = 24},
+    {.name = "sm90_w4a4_wgmma", .precision = Precision::w4a4, .min_rows = 24},
     {.name = "sm90_w4a16_mma", .precision = Precision::w4a16, .min_rows = 0},
     {.name = "sm90_w4a4_mma", .precision = Precision::w4a4, .min_rows = 0},
 };

@@ -220,8 +220,9 @@ void set_scales(PreparedLayer& layer, std::span<const ExpertScaleValues> experts
                     .h_input_scale = singles + 4 * n};
 }
 
-PreparedLayer allocate_layer(const Problem& problem, int device) {
+PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows, int device) {
     PreparedLayer layer;
+    layer.wgmma_min_rows = wgmma_min_rows;
     layer.problem = problem;
     layer.top_k = moe::slots_per_token(problem);
     layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
@@ -234,14 +235,15 @@ PreparedLayer allocate_layer(const Problem& problem, int device) {
     return layer;
 }
 
-PreparedLayer prepare_layer(const Problem& problem, const MoeWeights& weights, int device) {
+PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows, const MoeWeights& weights,
+                            int device) {
     moe::check_weights_fit(problem, moe::held_experts(problem.experts, problem.config.num_experts), weights);
     const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
     moe::check_weights(weights, problem.experts, parallel_for);
     if (weights.router.data != nullptr)
         moe::check_router(problem.config, weights.router, weights.router_bias);
 
-    PreparedLayer layer = allocate_layer(problem, device);
+    PreparedLayer layer = allocate_layer(problem, wgmma_min_rows, device);
     set_scales(layer, scale_values(layer, weights, inputs));
     upload_experts(layer, weights, weight_layout(problem.config, layer.num_held()));
     if (weights.router.data != nullptr) layer.router = upload_router(weights);

@@ -41,6 +41,7 @@ struct PreparedLayer {
     moe::HeldExperts held;
     int device = 0;
     int num_sms = 0;
+    std::int64_t wgmma_min_rows = 0;  // per expert on average: from there on wgmma, else mma
     DeviceBuffer weights, scale_memory;
     ExpertScales scales{};
     WeightMaps gate_up_maps[sm90::kNumMmaShapes], down_maps[sm90::kNumMmaShapes];
@@ -50,7 +51,7 @@ struct PreparedLayer {
 };
 
 /// Memory on the current device for the weights of a layer, and the maps that read it; nothing is copied yet.
-PreparedLayer allocate_layer(const Problem&, int device);
+PreparedLayer allocate_layer(const Problem&, std::int64_t wgmma_min_rows, int device);
 
 /// What ExpertScales is made from.
 struct ExpertScaleValues {
@@ -60,6 +61,6 @@ struct ExpertScaleValues {
 void set_scales(PreparedLayer&, std::span<const ExpertScaleValues> experts);
 
 /// Checks the weights, then copies them to the current device. Throws as Backend::prepare.
-PreparedLayer prepare_layer(const Problem&, const MoeWeights&, int device);
+PreparedLayer prepare_layer(const Problem&, std::int64_t wgmma_min_rows, const MoeWeights&, int device);
 
 }  // namespace moe4::cuda

@@ -24,17 +24,40 @@ __device__ inline std::uint8_t block_scale_of(std::uint32_t largest, float globa
     return format::e4m3_encode(fminf(format::kE4m3Max, scale));
 }
 
-/// The code of x in a block with this scale.
-__device__ inline std::uint8_t quantized_code(float x, std::uint8_t scale, float global_scale) {
-    const float divisor = __fmul_rn(format::e4m3_decode(scale), global_scale);
-    if (divisor == 0.0F || format::e4m3_is_nan(scale)) return 0;
-    return format::e2m1_encode(__fdiv_rn(x, divisor));
-}
+/// The codes of a block, as the numbers that GEMMs multiply.
+class BlockQuantizer {
+public:
+    __device__ BlockQuantizer(std::uint32_t largest, float global_scale)
+        : scale_(format::e4m3_decode(block_scale_of(largest, global_scale))),
+          divisor_(scale_ * global_scale),
+          reciprocal_(1.0F / divisor_),
+          is_ordinary_(divisor_ > 0x1p-100F && divisor_ < 0x1p100F) {}
 
-/// e2m1 * e4m3, NaN for a block with a NaN.
-__device__ inline float quantized_value(float x, std::uint8_t scale, float global_scale) {
-    return format::e2m1_decode(quantized_code(x, scale, global_scale)) * format::e4m3_decode(scale);
-}
+    /// e2m1 * e4m3, NaN for a block with a NaN.
+    __device__ float value(float x) const { return e2m1_value(code(x)) * scale_; }
+
+    __device__ std::uint8_t code(float x) const {
+        if (divisor_ == 0.0F || divisor_ != divisor_) return 0;
+        return format::e2m1_encode(is_ordinary_ ? quotient(x) : x / divisor_);
+    }
+
+private:
+    /// x / divisor to the last bit wherever a code could change: with a correctly rounded reciprocal one step
+    /// of Newton's rounds correctly (Markstein 1990), short of underflow, which the range of divisors leaves
+    /// to quotients far below 1/4. An infinity would give a NaN on the way.
+    __device__ float quotient(float x) const {
+        const float q = x * reciprocal_;
+        const float corrected = __fmaf_rn(__fmaf_rn(-q, divisor_, x), reciprocal_, q);
+        return magnitude_bits(q) < kInfinityBits ? corrected : q;
+    }
+    /// The bits of a code are those of a float's exponent and mantissa, but for the bias.
+    __device__ static float e2m1_value(std::uint8_t code) {
+        return __uint_as_float((code & 8U) << 28 | (code & 7U) << 22) * 0x1p126F;
+    }
+
+    float scale_, divisor_, reciprocal_;
+    bool is_ordinary_;
+};
 
 /// Two values as one word, the first in the low half. fp16 here is exact; bf16 rounds to nearest even.
 template <bool kF16>

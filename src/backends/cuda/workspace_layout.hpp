@@ -25,12 +25,13 @@ struct WorkspaceLayout {
     std::size_t bytes;
 };
 
-/// x has a row a slot where its codes depend on the expert, else one a token.
-inline bool groups_x(const Problem& problem) {
+/// x has a row a slot, grouped by expert, where its codes depend on the expert or the GEMM wants it so; else
+/// one a token.
+inline bool codes_depend_on_expert(const Problem& problem) {
     return problem.precision == Precision::w4a4 && problem.activation_scale == ActivationScale::per_expert;
 }
 
-inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k) {
+inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, bool groups_x) {
     const std::int64_t tokens = std::max<std::int64_t>(1, problem.max_tokens);
     const std::int64_t slots = tokens * top_k;
     std::int64_t end = 0;
@@ -47,7 +48,7 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k) {
     at.slot_row = place(slots * 4);
     at.token_scale = place(tokens * 4);
     at.h_scale = place(slots * 4);
-    at.x = place((groups_x(problem) ? slots : tokens) * permuted_size(problem.config.hidden_size) * 2);
+    at.x = place((groups_x ? slots : tokens) * permuted_size(problem.config.hidden_size) * 2);
     at.h = place(slots * permuted_size(problem.config.intermediate_size) * 2);
     at.y = place(slots * problem.config.hidden_size * 4);
     at.bytes = static_cast<std::size_t>(end);

@@ -8,14 +8,7 @@
 // end. An m16 tile holds eight gate rows and the eight up rows of the same indices, so the activation is
 // computed where the sums are; a warp has two such tiles, so the 16 values of h that share a quantisation
 // block lie in one warp.
-#include "backends/cuda/decode.cuh"
-#include "backends/cuda/device_lane.cuh"
-#include "backends/cuda/grouped_gemm.hpp"
-#include "backends/cuda/k_order.cuh"
-#include "backends/cuda/ptx/bulk_copy.cuh"
-#include "backends/cuda/ptx/dependent_launch.cuh"
-#include "backends/cuda/ptx/mbarrier.cuh"
-#include "backends/cuda/quantize.cuh"
+#include "backends/cuda/sm90/epilogue.cuh"
 #include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
@@ -34,17 +27,6 @@ struct MmaTile {
     static constexpr int kCodeBytes = kShape.code_bytes(), kScaleBytes = kShape.scale_bytes();
 };
 
-/// Which stage of the ring comes next, and the parity of its barrier's phase.
-struct RingPosition {
-    int stage = 0;
-    std::uint32_t parity = 0;
-    __device__ void advance(int num_stages) {
-        if (++stage < num_stages) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 struct MmaBlock {
     const GroupedGemm& gemm;
     const MmaLaunch& ring;
@@ -55,27 +37,12 @@ struct MmaBlock {
     __device__ std::uint32_t stage(const RingPosition& at) const {
         return stages + at.stage * ring.stage_bytes;
     }
-    __device__ int num_tiles(int tile_rows) const { return (gemm.out_size + tile_rows - 1) / tile_rows; }
 };
-
-__device__ inline Segment load_segment(const Segment* at) {
-    const int4 bits = __ldcg(reinterpret_cast<const int4*>(at));  // not L1: an earlier layer's may lie there
-    return {bits.x, bits.y, bits.z, bits.w};
-}
-
-/// visit(segment, tile) for this block's items.
-template <class Tile, class Visit>
-__device__ void for_each_item(const MmaBlock& block, const Visit& visit) {
-    const int num_tiles = block.num_tiles(Tile::kTileRows);
-    const int num_items = __ldcg(block.gemm.num_segments) * num_tiles;
-    for (int item = static_cast<int>(blockIdx.x); item < num_items; item += static_cast<int>(gridDim.x))
-        visit(load_segment(block.gemm.segments + item / num_tiles), item % num_tiles);
-}
 
 template <class Tile>
 __device__ void load_weights(const MmaBlock& block, const CUtensorMap* codes, const CUtensorMap* scales) {
     RingPosition at;
-    for_each_item<Tile>(block, [&](const Segment& segment, int tile) {
+    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int tile) {
         for (int first = 0; first < block.gemm.num_chunks; first += Tile::kSplit) {
             const int num_chunks = min(Tile::kSplit, block.gemm.num_chunks - first);
             const std::uint32_t full = block.full + 8 * at.stage;
@@ -99,7 +66,7 @@ template <class Tile>
 __device__ void load_tokens(const MmaBlock& block, int lane) {
     RingPosition at;
     const GroupedGemm& gemm = block.gemm;
-    for_each_item<Tile>(block, [&](const Segment& segment, int) {
+    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int) {
         const std::uint16_t* row = nullptr;
         if (lane < segment.num_rows) {
             const int grouped = segment.first_row + lane;
@@ -121,24 +88,6 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
         }
     });
 }
-
-__device__ inline std::uint32_t load_shared_word(std::uint32_t address) {
-    std::uint32_t word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-}
-__device__ inline void load_shared_vector(std::uint32_t (&out)[4], std::uint32_t address) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-/// Where a consumer warp's lane stands: the quad's number and the lane in it.
-struct Lane {
-    int index, g, t;
-    __device__ explicit Lane(int lane) : index(lane), g(lane / 4), t(lane % 4) {}
-};
 
 /// sums += 32 weight rows x 256 k x kTiles * 8 tokens. `codes` and `scales` are the addresses of row g of the
 /// first tile's gate half, `tokens` of the row and part that this lane hands to ldmatrix.
@@ -190,97 +139,6 @@ __device__ void multiply_chunk(float (&sums)[2][kTiles][4], std::uint32_t codes,
     }
 }
 
-/// The factor of one of a row's sums: A * G, in double where A belongs to the row.
-__device__ inline float factor_of(const GroupedGemm& gemm, int which, int expert, int row) {
-    if (gemm.row_scale == nullptr) return gemm.factor[which][expert];
-    const int at = gemm.scale_row == nullptr ? row : gemm.scale_row[row];
-    return static_cast<float>(static_cast<double>(gemm.row_scale[at]) * gemm.global_scale[which][expert]);
-}
-
-/// h of two tokens (columns 2t and 2t + 1) and 16 indices of one block -> quantised in place.
-__device__ inline void quantize_h(float (&h)[2][2], float global_scale) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        std::uint32_t largest = max(magnitude_bits(h[0][j]), magnitude_bits(h[1][j]));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2)
-            largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step));
-        const std::uint8_t scale = block_scale_of(largest, global_scale);
-        h[0][j] = quantized_value(h[0][j], scale, global_scale);
-        h[1][j] = quantized_value(h[1][j], scale, global_scale);
-    }
-}
-
-/// Stores indices first..first+7 (one a quad) of two tokens. Quads g and g + 4 hold values that lie next to
-/// each other in a permuted row: they swap one, and each stores a pair.
-template <bool kF16>
-__device__ void store_h(const GroupedGemm& gemm, const Segment& segment, int first, int token, float (&h)[2],
-                        const Lane& lane) {
-    const bool is_low = lane.g < 4;
-    const float other = __shfl_xor_sync(0xFFFFFFFFU, is_low ? h[1] : h[0], 16);
-    const int mine = token + (is_low ? 0 : 1);
-    const std::uint32_t pair = is_low ? pack_pair<kF16>(h[0], other) : pack_pair<kF16>(other, h[1]);
-    if (mine >= segment.num_rows || first >= gemm.out_size) return;
-    auto* row = static_cast<std::uint16_t*>(gemm.out) + (segment.first_row + mine) * gemm.out_stride;
-    *reinterpret_cast<std::uint32_t*>(row + permuted_position(first + lane.g % 4)) = pair;
-}
-
-template <class Tile, int kTiles>
-__device__ void store_gate_up(const GroupedGemm& gemm, const Segment& segment, int first,
-                              const float (&sums)[2][kTiles][4], const Lane& lane) {
-    constexpr float kUndo = Tile::Format::kUndo;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-        const int token = n * 8 + 2 * lane.t;
-        float h[2][2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int row = segment.first_row + min(token + j, segment.num_rows - 1);
-            const float gate = factor_of(gemm, 0, segment.expert, row);
-            const float up = factor_of(gemm, 1, segment.expert, row);
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                const float value =
-                    activate(gemm.activation, sums[m][n][j] * kUndo * gate, sums[m][n][2 + j] * kUndo * up);
-                h[m][j] = __bfloat162float(__float2bfloat16_rn(value));
-            }
-        }
-        const bool quantizes = Tile::Format::kF16 && gemm.out_scale != nullptr;
-        if (quantizes) quantize_h(h, gemm.out_scale[segment.expert]);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            if (quantizes)
-                store_h<true>(gemm, segment, first + m * 8, token, h[m], lane);
-            else
-                store_h<false>(gemm, segment, first + m * 8, token, h[m], lane);
-        }
-    }
-}
-
-template <class Tile, int kTiles>
-__device__ void store_down(const GroupedGemm& gemm, const Segment& segment, int first,
-                           const float (&sums)[2][kTiles][4], const Lane& lane) {
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int token = n * 8 + 2 * lane.t + j;
-            if (token >= segment.num_rows) continue;
-            const int row = segment.first_row + token;
-            const float factor = factor_of(gemm, 0, segment.expert, row);
-            float* out = static_cast<float*>(gemm.out) + row * gemm.out_stride;
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int i = first + half * Tile::kHalfRows + m * 8 + lane.g;
-                    if (i < gemm.out_size) out[i] = sums[m][n][2 * half + j] * Tile::Format::kUndo * factor;
-                }
-            }
-        }
-    }
-}
-
 /// Adds the parts of K into part 0's sums, in the order of the parts.
 template <class Tile, int kTiles>
 __device__ void add_parts(float (&sums)[2][kTiles][4], float4* partial, int row_warp, int part, int lane) {
@@ -314,6 +172,7 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Seg
     const int row_warp = warp % Tile::kRowWarps;
     const int part = warp / Tile::kRowWarps;
     const int first_row = row_warp * 16 + lane.g;
+    const ExpertFactors<Tile::kGateUp> factors(block.gemm, segment.expert);
     float sums[2][kTiles][4] = {};
     std::uint32_t token_offset[kTiles];
 #pragma unroll
@@ -344,15 +203,15 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Seg
     }
     const int first = tile * Tile::kTileRows + row_warp * 16;
     if constexpr (Tile::kGateUp)
-        store_gate_up<Tile, kTiles>(block.gemm, segment, first, sums, lane);
+        store_gate_up<Tile, kTiles>(block.gemm, segment, first, factors, sums, lane);
     else
-        store_down<Tile, kTiles>(block.gemm, segment, first, sums, lane);
+        store_down<Tile, kTiles>(block.gemm, segment, first, factors, sums, lane);
 }
 
 template <class Tile>
 __device__ void multiply(const MmaBlock& block, int warp, const Lane& lane) {
     RingPosition at;
-    for_each_item<Tile>(block, [&](const Segment& segment, int tile) {
+    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int tile) {
         const int tiles = (segment.num_rows + 7) / 8;
         if (Tile::kTokenTiles == 1 || tiles == 1)
             multiply_item<Tile, 1>(block, at, segment, tile, warp, lane);

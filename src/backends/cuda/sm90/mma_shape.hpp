@@ -39,7 +39,7 @@ using MmaKernel = void (*)(CUtensorMap, CUtensorMap, GroupedGemm, MmaLaunch);
 
 /// Ordered by how many tokens they are good for; choose_mma says which runs when.
 inline constexpr MmaShape kMmaShapes[] = {
-    {1, 8, 1, 2}, {2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 1, 2}, {4, 1, 1, 4}, {8, 1, 4, 1},
+    {2, 4, 1, 2}, {4, 1, 1, 4}, {8, 1, 2, 2}, {4, 1, 2, 3}, {4, 1, 4, 2}, {8, 1, 4, 1},
 };
 inline constexpr int kNumMmaShapes = 6;
 static_assert(sizeof(kMmaShapes) / sizeof(MmaShape) == kNumMmaShapes);

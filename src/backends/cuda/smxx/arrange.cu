@@ -4,6 +4,7 @@
 // prefix sums turn the counts into places. No atomics, so the order of rows is the same in every run.
 #include "backends/cuda/smxx/arrange.hpp"
 
+#include <algorithm>
 #include <cub/block/block_scan.cuh>
 
 #include "backends/cuda/k_order.cuh"
@@ -38,7 +39,8 @@ public:
     __device__ Grouper(const GroupTask& task, std::int32_t* counters)
         : task_(task),
           counters_(counters),
-          num_warps_(min(kThreads / 32, kCounters / task.num_held)),
+          num_warps_(min(min(kThreads / 32, kCounters / task.num_held),
+                         static_cast<int>((task.num_slots + 31) / 32))),
           warp_(static_cast<int>(threadIdx.x) / 32),
           lane_(static_cast<int>(threadIdx.x) % 32) {}
 
@@ -157,19 +159,42 @@ __device__ void quantize_block(float (&x)[16], float global_scale) {
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < 16; ++i) largest = max(largest, magnitude_bits(x[i]));
-    const std::uint8_t scale = block_scale_of(largest, global_scale);
+    const BlockQuantizer quantizer(largest, global_scale);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = quantized_value(x[i], scale, global_scale);
+    for (int i = 0; i < 16; ++i) x[i] = quantizer.value(x[i]);
 }
 
+/// Lane t of a quad has the pairs of its own k, and leaves with pair t of all four lanes: those lie side by
+/// side.
+__device__ void transpose_in_quad(std::uint32_t (&pairs)[4]) {
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned quad = 0xFU << (lane & ~3U);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        const bool is_upper = (lane & static_cast<unsigned>(step)) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & step) != 0) continue;
+            const std::uint32_t sent = is_upper ? pairs[i] : pairs[i + step];
+            const std::uint32_t received = __shfl_xor_sync(quad, sent, step);
+            (is_upper ? pairs[i] : pairs[i + step]) = received;
+        }
+    }
+}
+
+/// By whole quads.
 template <bool kF16>
 __device__ void store_block(std::uint16_t* row, const BlockPlace& place, const float (&x)[16]) {
-    auto* pairs = reinterpret_cast<std::uint32_t*>(row);
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
+        std::uint32_t pairs[4];
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-            pairs[place.pair(word, n)] = pack_pair<kF16>(x[word * 8 + n], x[word * 8 + n + 4]);
+        for (int n = 0; n < 4; ++n) pairs[n] = pack_pair<kF16>(x[word * 8 + n], x[word * 8 + n + 4]);
+        transpose_in_quad(pairs);
+        const std::int64_t first = place.chunk * kChunk + (place.block * 2 + word) * 32;
+        const int n = place.quad;  // 8 (n % 2) + 16 (n / 2) is where its eight values begin
+        *reinterpret_cast<uint4*>(row + first + n % 2 * 8 + n / 2 * 16) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 }
 
@@ -180,14 +205,12 @@ __device__ float scale_of_row(const EncodeTask& task, std::int64_t row, std::int
 
 __device__ void zero_padding(const EncodeTask& task, std::int64_t thread, std::int64_t num_threads) {
     const std::int64_t width = permuted_size(task.padded_cols);
-    const std::int64_t first = task.padded_cols / 16;
-    const std::int64_t blocks = width / 16 - first;
-    for (std::int64_t i = thread; i < task.num_padded_rows * blocks; i += num_threads) {
-        // BlockPlace walks quads first; k order here, so that only blocks behind the last k are met.
-        const std::int64_t k = (first + i % blocks) * 16;
-        const std::int64_t index = k / kChunk * 16 + k / 16 % 4 * 4 + k / 64 % 4;
-        const float zeros[16] = {};
-        store_block<false>(task.padded_rows + i / blocks * width, BlockPlace(index), zeros);
+    const std::int64_t pairs = (width - task.padded_cols) / 2;
+    for (std::int64_t i = thread; i < task.num_padded_rows * pairs; i += num_threads) {
+        // The pairs (n, n + 4) of the eights behind the last k.
+        const std::int64_t k = task.padded_cols + i % pairs / 4 * 8 + i % 4;
+        auto* pair = task.padded_rows + i / pairs * width + permuted_position(static_cast<int>(k));
+        *reinterpret_cast<std::uint32_t*>(pair) = 0;
     }
 }
 
@@ -243,7 +266,6 @@ __global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask ta
     for (std::int64_t i = std::int64_t{blockIdx.x} * 256 + threadIdx.x; i < num_rows * blocks;
          i += std::int64_t{gridDim.x} * 256) {
         const BlockPlace place(i % blocks);
-        if (place.first_k() >= task.cols) continue;
         std::uint16_t* row = task.rows + i / blocks * width;
         float x[16];
 #pragma unroll
@@ -303,7 +325,7 @@ unsigned blocks_for(std::int64_t work, int threads) {
 
 std::int64_t encode_work(const EncodeTask& task) {
     const std::int64_t padding = permuted_size(task.padded_cols) - task.padded_cols;
-    return task.num_rows * permuted_size(task.cols) / 16 + task.num_padded_rows * padding / 16;
+    return std::max(task.num_rows * permuted_size(task.cols) / 16, task.num_padded_rows * padding / 2);
 }
 
 }  // namespace

@@ -1,0 +1,174 @@
+#pragma once
+// The walk over a persistent block's items, and what happens to the sums of a tile: both GEMMs share them,
+// since their warps hold the same rows. Tile has Format, kGateUp, kHalfRows and kTileRows.
+#include "backends/cuda/decode.cuh"
+#include "backends/cuda/device_lane.cuh"
+#include "backends/cuda/grouped_gemm.hpp"
+#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/ptx/bulk_copy.cuh"
+#include "backends/cuda/ptx/dependent_launch.cuh"
+#include "backends/cuda/ptx/mbarrier.cuh"
+#include "backends/cuda/quantize.cuh"
+
+namespace moe4::cuda::sm90 {
+
+/// Which stage of the ring comes next, and the parity of its barrier's phase.
+struct RingPosition {
+    int stage = 0;
+    std::uint32_t parity = 0;
+    __device__ void advance(int num_stages) {
+        if (++stage < num_stages) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+__device__ inline Segment load_segment(const Segment* at) {
+    const int4 bits = __ldcg(reinterpret_cast<const int4*>(at));  // not L1: an earlier layer's may lie there
+    return {bits.x, bits.y, bits.z, bits.w};
+}
+
+/// visit(segment, tile) for this block's items. The next segment is on its way while one is visited.
+template <class Tile, class Visit>
+__device__ void for_each_item(const GroupedGemm& gemm, const Visit& visit) {
+    const int num_tiles = (gemm.out_size + Tile::kTileRows - 1) / Tile::kTileRows;
+    const int num_items = __ldcg(gemm.num_segments) * num_tiles;
+    int item = static_cast<int>(blockIdx.x);
+    if (item >= num_items) return;
+    Segment segment = load_segment(gemm.segments + item / num_tiles);
+    while (true) {
+        const int next = item + static_cast<int>(gridDim.x);
+        Segment next_segment{};
+        if (next < num_items) next_segment = load_segment(gemm.segments + next / num_tiles);
+        visit(segment, item % num_tiles);
+        if (next >= num_items) return;
+        item = next;
+        segment = next_segment;
+    }
+}
+
+__device__ inline std::uint32_t load_shared_word(std::uint32_t address) {
+    std::uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
+__device__ inline void load_shared_vector(std::uint32_t (&out)[4], std::uint32_t address) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/// Where a consumer warp's lane stands: the quad's number and the lane in it.
+struct Lane {
+    int index, g, t;
+    __device__ explicit Lane(int lane) : index(lane), g(lane / 4), t(lane % 4) {}
+};
+
+/// What an expert's sums are multiplied by, loaded before the sums are made.
+template <bool kGateUp>
+struct ExpertFactors {
+    float factor[2];
+    float out_scale;  // A2, where h is quantised
+
+    __device__ ExpertFactors(const GroupedGemm& gemm, int expert)
+        : factor{gemm.factor[0][expert], kGateUp ? gemm.factor[1][expert] : 0.0F},
+          out_scale(kGateUp && gemm.out_scale != nullptr ? gemm.out_scale[expert] : 0.0F) {}
+
+    /// A * G, in double where A belongs to the row.
+    __device__ float of_row(const GroupedGemm& gemm, int which, int expert, int row) const {
+        if (gemm.row_scale == nullptr) return factor[which];
+        const int at = gemm.scale_row == nullptr ? row : gemm.scale_row[row];
+        return static_cast<float>(static_cast<double>(gemm.row_scale[at]) * gemm.global_scale[which][expert]);
+    }
+};
+
+/// h of two tokens (columns 2t and 2t + 1) and 16 indices of one block -> quantised in place.
+__device__ inline void quantize_h(float (&h)[2][2], float global_scale) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        std::uint32_t largest = max(magnitude_bits(h[0][j]), magnitude_bits(h[1][j]));
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+            largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step));
+        const BlockQuantizer quantizer(largest, global_scale);
+        h[0][j] = quantizer.value(h[0][j]);
+        h[1][j] = quantizer.value(h[1][j]);
+    }
+}
+
+/// Stores indices first..first+7 (one a quad) of two tokens. Quads g and g + 4 hold values that lie next to
+/// each other in a permuted row: they swap one, and each stores a pair.
+template <bool kF16>
+__device__ void store_h(const GroupedGemm& gemm, const Segment& segment, int first, int token, float (&h)[2],
+                        const Lane& lane) {
+    const bool is_low = lane.g < 4;
+    const float other = __shfl_xor_sync(0xFFFFFFFFU, is_low ? h[1] : h[0], 16);
+    const int mine = token + (is_low ? 0 : 1);
+    const std::uint32_t pair = is_low ? pack_pair<kF16>(h[0], other) : pack_pair<kF16>(other, h[1]);
+    if (mine >= segment.num_rows || first >= gemm.out_size) return;
+    auto* row = static_cast<std::uint16_t*>(gemm.out) + (segment.first_row + mine) * gemm.out_stride;
+    *reinterpret_cast<std::uint32_t*>(row + permuted_position(first + lane.g % 4)) = pair;
+}
+
+template <class Tile, int kTiles>
+__device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const Segment& segment, int first,
+                                              const ExpertFactors<true>& factors,
+                                              const float (&sums)[2][kTiles][4], const Lane& lane) {
+    constexpr float kUndo = Tile::Format::kUndo;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        if (n * 8 >= segment.num_rows) break;
+        const int token = n * 8 + 2 * lane.t;
+        float h[2][2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int row = segment.first_row + min(token + j, segment.num_rows - 1);
+            const float gate = factors.of_row(gemm, 0, segment.expert, row);
+            const float up = factors.of_row(gemm, 1, segment.expert, row);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                const float value =
+                    activate(gemm.activation, sums[m][n][j] * kUndo * gate, sums[m][n][2 + j] * kUndo * up);
+                h[m][j] = __bfloat162float(__float2bfloat16_rn(value));
+            }
+        }
+        const bool quantizes = Tile::Format::kF16 && gemm.out_scale != nullptr;
+        if (quantizes) quantize_h(h, factors.out_scale);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            if (quantizes)
+                store_h<true>(gemm, segment, first + m * 8, token, h[m], lane);
+            else
+                store_h<false>(gemm, segment, first + m * 8, token, h[m], lane);
+        }
+    }
+}
+
+template <class Tile, int kTiles>
+__device__ __forceinline__ void store_down(const GroupedGemm& gemm, const Segment& segment, int first,
+                                           const ExpertFactors<false>& factors,
+                                           const float (&sums)[2][kTiles][4], const Lane& lane) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        if (n * 8 >= segment.num_rows) break;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int token = n * 8 + 2 * lane.t + j;
+            if (token >= segment.num_rows) continue;
+            const int row = segment.first_row + token;
+            const float factor = factors.of_row(gemm, 0, segment.expert, row);
+            float* out = static_cast<float*>(gemm.out) + row * gemm.out_stride;
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int i = first + half * Tile::kHalfRows + m * 8 + lane.g;
+                    if (i < gemm.out_size) out[i] = sums[m][n][2 * half + j] * Tile::Format::kUndo * factor;
+                }
+            }
+        }
+    }
+}
+
+}  // namespace moe4::cuda::sm90
