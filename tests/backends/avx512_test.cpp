@@ -248,6 +248,8 @@ TEST_P(Avx512, SpecialValuesUnderEveryGlobalScale) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Avx512,
                          ::testing::Values(Pair{"avx512_vnni_w4a4", "scalar_w4a4"},
+                                           Pair{"avx512_vnni_w4a4_in_place", "scalar_w4a4"},
+                                           Pair{"avx512_w4a16_in_place", "scalar_w4a16"},
                                            Pair{"avx512_w4a16", "scalar_w4a16"}));
 
 }  // namespace

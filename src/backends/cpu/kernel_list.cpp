@@ -15,10 +15,10 @@ namespace avx2 {
 extern const Kernel kW4a16, kW4a4;
 }
 namespace avx512 {
-extern const Kernel kW4a16;
+extern const Kernel kW4a16, kW4a16InPlace;
 }
 namespace avx512_vnni {
-extern const Kernel kW4a4;
+extern const Kernel kW4a4, kW4a4InPlace;
 }
 #endif
 namespace scalar {
@@ -34,7 +34,9 @@ constexpr const Kernel* kKernels[] = {
     &amx::kW4a4,
     &amx::kW4a16,
     &avx512_vnni::kW4a4,
+    &avx512_vnni::kW4a4InPlace,
     &avx512::kW4a16,
+    &avx512::kW4a16InPlace,
     &avx2::kW4a4,
     &avx2::kW4a16,
 #endif

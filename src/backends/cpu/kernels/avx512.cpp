@@ -1,5 +1,6 @@
 // w4a16 with fp32 FMA in the plain order: k ascending, one fused multiply-add each. Weight rows are lanes; a
 // weight is e2m1 * s_w, which a float holds exactly.
+#include "backends/cpu/kernels/avx512_in_place.hpp"
 #include "backends/cpu/kernels/avx512_tiles.hpp"
 
 namespace moe4::cpu::avx512 {
@@ -58,18 +59,17 @@ struct W4a16 {
     /// For one row the product of weight and scale costs as much as its use. Instead the table that is looked
     /// up holds x * e2m1, and the scale is a factor of the fused multiply-add: the same exact product. The
     /// table is of x * e2m1 / 8, so that it does not overflow.
-    static constexpr int kTilesOfOneRow = 2;
-    template <int kHalves>
-    [[gnu::always_inline]] static inline void add_row(const PackedRows (&w)[kHalves], const EncodedBlock& x,
-                                                      __m512 (&sum)[kHalves]) {
-        __m512 scale[kHalves];
+    static constexpr bool kRunsOneRowOnTwoTiles = true;
+    [[gnu::always_inline]] static inline void add_row(const PackedRows (&w)[4], const EncodedBlock& x,
+                                                      __m512 (&sum)[4]) {
+        __m512 scale[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < kHalves; ++i) scale[i] = _mm512_mul_ps(w[i].scale, _mm512_set1_ps(2048.0F));
+        for (int i = 0; i < 4; ++i) scale[i] = _mm512_mul_ps(w[i].scale, _mm512_set1_ps(2048.0F));
 #pragma GCC unroll 16
         for (int k = 0; k < kNvfp4BlockSize; ++k) {
             const __m512 products = _mm512_mul_ps(_mm512_set1_ps(x.value[k]), e2m1_table(0.125F));
 #pragma GCC unroll 4
-            for (int i = 0; i < kHalves; ++i)
+            for (int i = 0; i < 4; ++i)
                 sum[i] = _mm512_fmadd_ps(_mm512_permutexvar_ps(w[i].codes(k), products), scale[i], sum[i]);
         }
     }
@@ -94,7 +94,6 @@ struct W4a16 {
 std::size_t encoded_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
 
 constexpr Kernel complete(Kernel kernel) {
-    kernel.name = "avx512_w4a16";
     kernel.needs = kAvx512;
     kernel.encoded_bytes = encoded_bytes;
     kernel.peak = "avx512_fma";
@@ -103,7 +102,10 @@ constexpr Kernel complete(Kernel kernel) {
 
 }  // namespace
 
-extern const Kernel kW4a16;
-const Kernel kW4a16 = complete(make_kernel<W4a16>(Precision::w4a16));
+extern const Kernel kW4a16, kW4a16InPlace;
+const Kernel kW4a16 =
+    complete(make_kernel<W4a16, PackedTiles>("avx512_w4a16", Precision::w4a16, &kPackedLayout));
+const Kernel kW4a16InPlace =
+    complete(make_kernel<W4a16, InPlaceTiles>("avx512_w4a16_in_place", Precision::w4a16, nullptr));
 
 }  // namespace moe4::cpu::avx512

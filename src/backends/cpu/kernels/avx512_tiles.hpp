@@ -66,6 +66,8 @@ struct GroupSums {
 
 template <class Mode>
 struct Scratch {
+    static constexpr int kChunks = Mode::kDecodedBlocks / kPackedChunkBlocks;
+    PackedChunk packed[2][kChunks];  // of InPlaceTiles
     typename Mode::DecodedRows decoded[Mode::kDecodedBlocks][2];
     GroupSums sums[kMaxGroups];
 };
@@ -75,37 +77,57 @@ std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) {
     return sizeof(Scratch<Mode>);
 }
 
-constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
+/// Tiles that lie packed in memory, one after the other.
+struct PackedTiles {
+    const std::uint8_t* packed;
+    std::int64_t cols;
+    int tile_rows;               // that `row` counts: 16 intermediates or 32 columns of y
+    std::int64_t bytes_per_row;  // of these
 
-inline void prefetch(const char* line) { _mm_prefetch(line, _MM_HINT_T1); }
+    static constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
+    static constexpr std::int64_t kLinesPerBlock = kBlockBytes / 64 + 1;
+    static constexpr bool kAreConsecutive = true;
 
-inline void prefetch_block(const char* block) {
-    for (std::int64_t line = 0; line < kBlockBytes; line += 64) prefetch(block + line);
-}
+    std::int64_t tile_bytes() const { return tile_rows * bytes_per_row; }
+    const std::uint8_t* tile(std::int64_t row) const { return packed + row * bytes_per_row; }
+    const PackedChunk* chunks(std::int64_t row, std::int64_t first, std::int64_t /*count*/,
+                              PackedChunk* /*scratch*/) const {
+        return reinterpret_cast<const PackedChunk*>(tile(row)) + first;
+    }
+    /// What follows the tile's end is the next one that is not read at the same time.
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block, int tiles_at_once) const {
+        std::int64_t ahead = block * kBlockBytes + kPrefetchAhead;
+        if (ahead >= tile_bytes()) ahead += (tiles_at_once - 1) * tile_bytes();
+        prefetch(tile(row) + ahead, kLinesPerBlock);
+    }
+};
 
-/// Weights that are decoded where they are used.
-template <class Mode>
+/// Weights that are decoded where they are used; meanwhile those that come next are fetched.
+template <class Mode, class Tiles>
 struct PackedWeights {
     const PackedChunk* chunks;
+    const Tiles& tiles;
+    std::int64_t row, first_block;
+    int tiles_at_once = 1;
 
     typename Mode::PackedRows load(std::int64_t block, int half) const {
         return {chunks[block / kPackedChunkBlocks].half[half], block % kPackedChunkBlocks};
     }
-    void fetch_ahead(std::int64_t block) const {
-        prefetch_block(reinterpret_cast<const char*>(chunks) + block * kBlockBytes + kPrefetchAhead);
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t block) const {
+        tiles.fetch_ahead(row, first_block + block, tiles_at_once);
     }
 };
 
-/// Weights that lie decoded in L1; meanwhile the packed ones that come next are fetched.
+/// Weights that lie decoded in L1.
 template <class Mode>
 struct DecodedWeights {
     const typename Mode::DecodedRows (*blocks)[2];
-    const char* next;
-    int next_lines;  // a block
+    const std::uint8_t* next;  // to fetch meanwhile
+    std::int64_t next_lines;   // a block
 
     const typename Mode::DecodedRows& load(std::int64_t block, int half) const { return blocks[block][half]; }
-    void fetch_ahead(std::int64_t block) const {
-        for (int line = 0; line < next_lines; ++line) prefetch(next + (block * next_lines + line) * 64);
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t block) const {
+        prefetch(next + block * next_lines * 64, next_lines);
     }
 };
 
@@ -168,92 +190,95 @@ struct Groups {
     }
 };
 
-/// scratch.sums[g] += the group's blocks [first, first + count) times the tile's, decoded once for all.
-template <class Mode>
-void multiply_piece(const PackedChunk* chunks, const Groups<Mode>& groups, std::int64_t first,
-                    std::int64_t count, Scratch<Mode>& scratch) {
+/// sums[g] += the group's blocks times the tile's, which are decoded once for all.
+template <class Mode, class Tiles>
+void multiply_decoded(const PackedWeights<Mode, Tiles>& weights, const Groups<Mode>& groups,
+                      std::int64_t count, Scratch<Mode>& scratch) {
     for (std::int64_t b = 0; b < count; ++b) {
-        for (int half = 0; half < 2; ++half)
-            scratch.decoded[b][half] = PackedWeights<Mode>{chunks}.load(b, half);
+        if constexpr (!Tiles::kAreConsecutive) weights.fetch_ahead(b);
+        for (int half = 0; half < 2; ++half) scratch.decoded[b][half] = weights.load(b, half);
     }
-    constexpr std::int64_t kLinesPerBlock = sizeof(PackedChunk) / kPackedChunkBlocks / 64 + 1;
-    const std::int64_t lines = (kLinesPerBlock + groups.count() - 1) / groups.count();
-    const auto* next = reinterpret_cast<const char*>(chunks + Mode::kDecodedBlocks / kPackedChunkBlocks);
-    for (std::int64_t g = 0; g < groups.count(); ++g, next += count * lines * 64) {
+    // The following piece of consecutive tiles is spread over the groups.
+    const auto* next = reinterpret_cast<const std::uint8_t*>(weights.chunks + Scratch<Mode>::kChunks);
+    std::int64_t next_lines = 0;
+    if constexpr (Tiles::kAreConsecutive)
+        next_lines = (Tiles::kLinesPerBlock + groups.count() - 1) / groups.count();
+    for (std::int64_t g = 0; g < groups.count(); ++g, next += count * next_lines * 64) {
         const Group group = groups[g];
-        accumulate_rows<Mode>(group.num_rows,
-                              DecodedWeights<Mode>{scratch.decoded, next, static_cast<int>(lines)},
-                              groups.blocks(group, first), count, scratch.sums[g]);
+        accumulate_rows<Mode>(group.num_rows, DecodedWeights<Mode>{scratch.decoded, next, next_lines},
+                              groups.blocks(group, weights.first_block), count, scratch.sums[g]);
     }
 }
 
-/// scratch.sums = the groups times all columns of a tile.
-template <class Mode>
-void multiply_tile(const PackedChunk* tile, const Groups<Mode>& groups, Scratch<Mode>& scratch) {
+/// The piece of the tile at `row` that starts at block `first`.
+template <class Mode, class Tiles>
+PackedWeights<Mode, Tiles> piece(const Tiles& tiles, std::int64_t row, std::int64_t first, std::int64_t count,
+                                 PackedChunk* scratch, int tiles_at_once) {
+    return {tiles.chunks(row, first / kPackedChunkBlocks, num_chunks(count * kNvfp4BlockSize), scratch),
+            tiles, row, first, tiles_at_once};
+}
+
+/// scratch.sums = the groups times all columns of the tile that starts at `row`.
+template <class Mode, class Tiles>
+void multiply_tile(const Tiles& tiles, std::int64_t row, const Groups<Mode>& groups, Scratch<Mode>& scratch) {
     const std::int64_t blocks = num_blocks(groups.cols);
     __builtin_memset(scratch.sums, 0, static_cast<std::size_t>(groups.count()) * sizeof(GroupSums));
-    if (groups.count() == 1) {
-        const Group group = groups[0];
-        accumulate_rows<Mode>(group.num_rows, PackedWeights<Mode>{tile}, groups.blocks(group, 0), blocks,
-                              scratch.sums[0]);
-        return;
-    }
     for (std::int64_t first = 0; first < blocks; first += Mode::kDecodedBlocks) {
-        multiply_piece(tile + first / kPackedChunkBlocks, groups, first,
-                       smaller(Mode::kDecodedBlocks, blocks - first), scratch);
+        const std::int64_t count = smaller(Mode::kDecodedBlocks, blocks - first);
+        const auto weights = piece<Mode>(tiles, row, first, count, scratch.packed[0], 1);
+        if (groups.count() == 1) {
+            const Group group = groups[0];
+            accumulate_rows<Mode>(group.num_rows, weights, groups.blocks(group, first), count,
+                                  scratch.sums[0]);
+        } else {
+            multiply_decoded(weights, groups, count, scratch);
+        }
     }
 }
 
-/// sums[i] = one row times tile i of kTilesOfOneRow that follow each other: more sums in flight than a tile
-/// has.
-template <class Mode>
-void multiply_row(const PackedChunk* tiles, const typename Mode::EncodedBlock* x, std::int64_t cols,
-                  GroupSums* sums) {
-    constexpr int kTiles = Mode::kTilesOfOneRow;
-    const std::int64_t tile_bytes = num_chunks(cols) * static_cast<std::int64_t>(sizeof(PackedChunk));
-    __m512 sum[2 * kTiles];
+/// sums[0] and sums[1] = one row times the tiles that start at `row` and tile_rows later: a tile alone has
+/// too few sums in flight for a kernel whose additions follow each other at every column.
+template <class Mode, class Tiles>
+void multiply_row(const Tiles& tiles, std::int64_t row, const typename Mode::EncodedBlock* x,
+                  std::int64_t cols, Scratch<Mode>& scratch) {
+    const std::int64_t blocks = num_blocks(cols);
+    __m512 sum[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 2 * kTiles; ++i) sum[i] = _mm512_setzero_ps();
-    for (std::int64_t block = 0; block < num_blocks(cols); ++block) {
-        // What follows the end of a tile is the next tile but for those that are being read.
-        std::int64_t ahead = block * kBlockBytes + kPrefetchAhead;
-        if (ahead >= tile_bytes) ahead += (kTiles - 1) * tile_bytes;
-        typename Mode::PackedRows w[2 * kTiles];
-#pragma GCC unroll 4
-        for (int i = 0; i < kTiles; ++i) {
-            const PackedWeights<Mode> weights{tiles + i * num_chunks(cols)};
-            prefetch_block(reinterpret_cast<const char*>(weights.chunks) + ahead);
-            w[2 * i] = weights.load(block, 0);
-            w[2 * i + 1] = weights.load(block, 1);
+    for (int i = 0; i < 4; ++i) sum[i] = _mm512_setzero_ps();
+    for (std::int64_t first = 0; first < blocks; first += Mode::kDecodedBlocks) {
+        const std::int64_t count = smaller(Mode::kDecodedBlocks, blocks - first);
+        const auto weights0 = piece<Mode>(tiles, row, first, count, scratch.packed[0], 2);
+        const auto weights1 = piece<Mode>(tiles, row + tiles.tile_rows, first, count, scratch.packed[1], 2);
+        for (std::int64_t b = 0; b < count; ++b) {
+            weights0.fetch_ahead(b);
+            weights1.fetch_ahead(b);
+            const typename Mode::PackedRows w[4] = {weights0.load(b, 0), weights0.load(b, 1),
+                                                    weights1.load(b, 0), weights1.load(b, 1)};
+            Mode::add_row(w, x[first + b], sum);
         }
-        Mode::add_row(w, x[block], sum);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < 2 * kTiles; ++i) sums[i / 2].half[i % 2][0] = sum[i];
+    for (int i = 0; i < 4; ++i) scratch.sums[i / 2].half[i % 2][0] = sum[i];
 }
 
 /// store(sums, group, row) for every group of the panel and every tile in [first, last), which starts at row.
-template <class Mode, class Store>
-void for_each_tile(const std::uint8_t* packed, const std::uint8_t* panel, std::int64_t cols,
-                   std::int64_t num_rows, std::int64_t first, std::int64_t last, int tile_rows,
-                   Scratch<Mode>& scratch, const Store& store) {
+template <class Mode, class Tiles, class Store>
+void for_each_tile(const Tiles& tiles, const std::uint8_t* panel, std::int64_t num_rows, std::int64_t first,
+                   std::int64_t last, Scratch<Mode>& scratch, const Store& store) {
     const std::int64_t num_groups = (num_rows + kGroupRows - 1) / kGroupRows;
+    const auto* blocks = reinterpret_cast<const typename Mode::EncodedBlock*>(panel);
     for (std::int64_t begin = 0; begin < num_groups; begin += kMaxGroups) {
-        const Groups<Mode> groups{reinterpret_cast<const typename Mode::EncodedBlock*>(panel), cols, num_rows,
-                                  begin, smaller(num_groups, begin + kMaxGroups)};
+        const Groups<Mode> groups{blocks, tiles.cols, num_rows, begin,
+                                  smaller(num_groups, begin + kMaxGroups)};
         std::int64_t row = first;
-        if constexpr (Mode::kTilesOfOneRow > 1) {
-            constexpr int kTiles = Mode::kTilesOfOneRow;
-            for (; num_rows == 1 && row + kTiles * tile_rows <= last; row += kTiles * tile_rows) {
-                multiply_row<Mode>(
-                    reinterpret_cast<const PackedChunk*>(packed) + row / tile_rows * num_chunks(cols),
-                    groups.panel, cols, scratch.sums);
-                for (int i = 0; i < kTiles; ++i) store(scratch.sums[i], groups[0], row + i * tile_rows);
+        if constexpr (Mode::kRunsOneRowOnTwoTiles) {
+            for (; num_rows == 1 && row + tiles.tile_rows < last; row += 2 * tiles.tile_rows) {
+                multiply_row<Mode>(tiles, row, blocks, tiles.cols, scratch);
+                store(scratch.sums[0], groups[0], row);
+                store(scratch.sums[1], groups[0], row + tiles.tile_rows);
             }
         }
-        for (; row < last; row += tile_rows) {
-            multiply_tile(reinterpret_cast<const PackedChunk*>(packed) + row / tile_rows * num_chunks(cols),
-                          groups, scratch);
+        for (; row < last; row += tiles.tile_rows) {
+            multiply_tile<Mode>(tiles, row, groups, scratch);
             for (std::int64_t g = 0; g < groups.count(); ++g) store(scratch.sums[g], groups[g], row);
         }
     }
@@ -276,10 +301,25 @@ void store_h(const GateUpTask& task, const Group& group, std::int64_t r, std::in
         Mode::encode(h, task.input_scale[row]);
 }
 
-template <class Mode>
+inline PackedTiles packed_tiles(const std::uint8_t* packed, std::int64_t cols, int tile_rows) {
+    return {packed, cols, tile_rows,
+            num_chunks(cols) * static_cast<std::int64_t>(sizeof(PackedChunk)) / tile_rows};
+}
+
+/// The tiles of the two GEMMs.
+inline void set_tiles(PackedTiles& tiles, const GateUpTask& task) {
+    tiles = packed_tiles(task.expert->packed_gate_up, task.hidden_size, kPackedHalfRows);
+}
+inline void set_tiles(PackedTiles& tiles, const DownTask& task) {
+    tiles = packed_tiles(task.expert->packed_down, task.intermediate_size, kPackedTileRows);
+}
+
+template <class Mode, class Tiles>
 void gate_up(const GateUpTask& task) {
-    for_each_tile(task.expert->packed_gate_up, task.panel, task.hidden_size, task.num_rows, task.first,
-                  task.last, kPackedHalfRows, *reinterpret_cast<Scratch<Mode>*>(task.scratch),
+    Tiles tiles;
+    set_tiles(tiles, task);
+    for_each_tile(tiles, task.panel, task.num_rows, task.first, task.last,
+                  *reinterpret_cast<Scratch<Mode>*>(task.scratch),
                   [&](const GroupSums& sums, const Group& group, std::int64_t i) {
                       for (std::int64_t r = 0; r < group.num_rows; ++r)
                           store_h<Mode>(task, group, r, i, sums.half[0][r], sums.half[1][r]);
@@ -287,10 +327,12 @@ void gate_up(const GateUpTask& task) {
 }
 
 /// Writes whole tiles: y has columns for them (y_stride).
-template <class Mode>
+template <class Mode, class Tiles>
 void down(const DownTask& task) {
-    for_each_tile(task.expert->packed_down, task.panel, task.intermediate_size, task.num_rows, task.first,
-                  task.last, kPackedTileRows, *reinterpret_cast<Scratch<Mode>*>(task.scratch),
+    Tiles tiles;
+    set_tiles(tiles, task);
+    for_each_tile(tiles, task.panel, task.num_rows, task.first, task.last,
+                  *reinterpret_cast<Scratch<Mode>*>(task.scratch),
                   [&](const GroupSums& sums, const Group& group, std::int64_t c) {
                       for (std::int64_t r = 0; r < group.num_rows; ++r) {
                           const std::int64_t row = group.first_row + r;
@@ -302,13 +344,13 @@ void down(const DownTask& task) {
                   });
 }
 
-/// What a kernel's own file completes: name, needs, the encoded rows and the peak.
-template <class Mode>
-constexpr Kernel make_kernel(Precision precision) {
-    return {.name = nullptr,
+/// What a kernel's own file completes: needs, the encoded rows and the peak.
+template <class Mode, class Tiles>
+constexpr Kernel make_kernel(const char* name, Precision precision, const PackedLayout* layout) {
+    return {.name = name,
             .needs = 0,
             .precision = precision,
-            .layout = &kPackedLayout,
+            .layout = layout,
             .min_rows = 1,
             .encodes_h = true,
             .encoded_bytes = nullptr,
@@ -319,8 +361,8 @@ constexpr Kernel make_kernel(Precision precision) {
             .gate_up_tile = kPackedHalfRows,
             .down_tile = kPackedTileRows,
             .scratch_bytes = scratch_bytes<Mode>,
-            .gate_up = gate_up<Mode>,
-            .down = down<Mode>,
+            .gate_up = gate_up<Mode, Tiles>,
+            .down = down<Mode, Tiles>,
             .combine = combine};
 }
 

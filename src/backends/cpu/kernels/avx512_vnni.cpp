@@ -1,6 +1,7 @@
 // w4a4 with vpdpbusd. Weight rows are lanes: a code is the unsigned byte 12 + 2 e2m1, looked up by vpermb; an
 // activation the signed byte 2 e2m1. A block's dot product starts at -12 times the sum of its activations, so
 // it ends as the exact integer, and one fused multiply-add with s_x * s_w adds it to the row's sum.
+#include "backends/cpu/kernels/avx512_in_place.hpp"
 #include "backends/cpu/kernels/avx512_tiles.hpp"
 
 namespace moe4::cpu::avx512_vnni {
@@ -58,7 +59,7 @@ struct W4a4 {
     };
     using DecodedRows = PackedRows;
     static constexpr int kDecodedBlocks = 32;  // 20 KB
-    static constexpr int kTilesOfOneRow = 1;
+    static constexpr bool kRunsOneRowOnTwoTiles = false;
 
     /// sum + s_x * s_w * (x . w)
     [[gnu::always_inline]] static inline __m512 add(const EncodedBlock& x, const DecodedRows& w, __m512 sum) {
@@ -101,7 +102,6 @@ void encode_rows(const EncodeTask& task) {
 }
 
 constexpr Kernel complete(Kernel kernel) {
-    kernel.name = "avx512_vnni_w4a4";
     kernel.needs = kAvx512 | kAvx512Vbmi | kAvx512Vnni;
     kernel.encoded_bytes = encoded_bytes;
     kernel.encode_rows = encode_rows;
@@ -113,7 +113,10 @@ constexpr Kernel complete(Kernel kernel) {
 
 }  // namespace
 
-extern const Kernel kW4a4;
-const Kernel kW4a4 = complete(make_kernel<W4a4>(Precision::w4a4));
+extern const Kernel kW4a4, kW4a4InPlace;
+const Kernel kW4a4 =
+    complete(make_kernel<W4a4, PackedTiles>("avx512_vnni_w4a4", Precision::w4a4, &kPackedLayout));
+const Kernel kW4a4InPlace =
+    complete(make_kernel<W4a4, InPlaceTiles>("avx512_vnni_w4a4_in_place", Precision::w4a4, nullptr));
 
 }  // namespace moe4::cpu::avx512_vnni
