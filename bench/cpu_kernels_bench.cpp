@@ -24,8 +24,13 @@ namespace {
 constexpr std::int64_t kHidden = 2048;
 constexpr std::int64_t kIntermediate = 768;
 constexpr std::size_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
-constexpr std::size_t kWorkingSet = std::size_t{512}
-                                    << 20;  // beyond the caches, so that weights come from DRAM
+
+/// Four times the last-level cache, so that weights come from DRAM.
+std::size_t working_set() {
+    const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return std::max<std::size_t>(4 * static_cast<std::size_t>(std::max(0L, cache)), std::size_t{128} << 20);
+}
+<< 20;  // beyond the caches, so that weights come from DRAM
 
 struct Free {
     void operator()(std::uint8_t* bytes) const { std::free(bytes); }
