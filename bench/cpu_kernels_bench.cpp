@@ -30,7 +30,6 @@ std::size_t working_set() {
     const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     return std::max<std::size_t>(4 * static_cast<std::size_t>(std::max(0L, cache)), std::size_t{128} << 20);
 }
-<< 20;  // beyond the caches, so that weights come from DRAM
 
 struct Free {
     void operator()(std::uint8_t* bytes) const { std::free(bytes); }
