@@ -27,7 +27,7 @@ constexpr float e4m3_decode(std::uint8_t byte) {
 constexpr std::uint8_t e4m3_encode(float x) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const auto sign = static_cast<std::uint8_t>((bits >> 24) & 0x80U);
-    const float magnitude = std::bit_cast<float>(bits & 0x7FFF'FFFFU);
+    const auto magnitude = std::bit_cast<float>(bits & 0x7FFF'FFFFU);
     if (magnitude != magnitude) return sign | kE4m3NaN;
     if (magnitude >= kE4m3Max) return sign | 0x7EU;
     if (magnitude < 0x1p-6F) {  // adding 2^23 rounds magnitude * 2^9 to an integer in the low bits
