@@ -8,19 +8,22 @@ namespace moe4::cpu {
 namespace {
 
 /// rows[r] lane c -> rows[c] lane r.
-inline void transpose(__m512i (&rows)[16]) {
+[[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
     __m512i a[16];
+#pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {  // pairs of rows: lanes 0 1 | 2 3 of every 128 bits
         a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
     }
     __m512i b[16];  // b[4 j + c]: rows 4 j .. 4 j + 3, lane c of every 128 bits
+#pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) {
         b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
         b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
         b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+#pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {  // a 4 x 4 transpose of 128 bits each
         const __m512i low01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x44);
         const __m512i high01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xEE);
@@ -34,7 +37,7 @@ inline void transpose(__m512i (&rows)[16]) {
 }
 
 /// rows[r] byte b (of 8) -> byte 16 b + r of the 128 bytes of out.
-inline void transpose_bytes(const __m128i (&rows)[16], __m512i (&out)[2]) {
+[[gnu::always_inline]] inline void transpose_bytes(const __m128i (&rows)[16], __m512i (&out)[2]) {
     __m512i eight[2];  // 128 bits: rows 2 j and 2 j + 1, their bytes alternating
     for (int i = 0; i < 2; ++i) {
         const __m128i* r = rows + 8 * i;
@@ -75,26 +78,33 @@ struct InPlaceTiles {
     /// 16 rows x 128 columns; zeros beyond the matrix.
     static void pack_pair(const Nvfp4View& m, std::int64_t row, std::int64_t col, PackedHalf& left,
                           PackedHalf& right) {
-        const std::int64_t cols_left = m.cols - col < kPairCols ? m.cols - col : kPairCols;
-        const auto codes_mask = static_cast<__mmask64>(~std::uint64_t{0} >> (64 - cols_left / 2));
-        const auto scales_mask = static_cast<__mmask16>((1U << (cols_left / kNvfp4BlockSize)) - 1U);
-        __m512i codes[kPackedHalfRows];
-        __m128i scales[kPackedHalfRows];
+        const std::int64_t num_cols = m.cols - col < kPairCols ? m.cols - col : kPairCols;
+        const std::int64_t num_rows = m.rows - row;
+        const auto codes_mask = static_cast<__mmask64>(~std::uint64_t{0} >> (64 - num_cols / 2));
+        const std::uint8_t* codes = m.packed + row * m.packed_stride + col / 2;
+        __m512i lines[kPackedHalfRows];
+#pragma GCC unroll 16
         for (int r = 0; r < kPackedHalfRows; ++r) {
-            const bool is_row = row + r < m.rows;
-            const std::int64_t existing = is_row ? row + r : 0;
-            codes[r] = _mm512_maskz_loadu_epi8(is_row ? codes_mask : 0,
-                                               m.packed + existing * m.packed_stride + col / 2);
-            scales[r] = _mm_maskz_loadu_epi8(
-                is_row ? scales_mask : 0, m.block_scale + existing * m.scale_stride + col / kNvfp4BlockSize);
+            lines[r] = _mm512_maskz_loadu_epi8(r < num_rows ? codes_mask : __mmask64{0},
+                                               codes + r * m.packed_stride);
         }
-        transpose(codes);
+        transpose(lines);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-            _mm512_store_si512(left.codes[i], codes[i]);
-            _mm512_store_si512(right.codes[i], codes[8 + i]);
+            _mm512_store_si512(left.codes[i], lines[i]);
+            _mm512_store_si512(right.codes[i], lines[8 + i]);
+        }
+
+        const auto scales_mask = static_cast<__mmask16>((1U << (num_cols / kNvfp4BlockSize)) - 1U);
+        const std::uint8_t* scales = m.block_scale + row * m.scale_stride + col / kNvfp4BlockSize;
+        __m128i eights[kPackedHalfRows];
+#pragma GCC unroll 16
+        for (int r = 0; r < kPackedHalfRows; ++r) {
+            eights[r] =
+                _mm_maskz_loadu_epi8(r < num_rows ? scales_mask : __mmask16{0}, scales + r * m.scale_stride);
         }
         __m512i transposed[2];
-        transpose_bytes(scales, transposed);
+        transpose_bytes(eights, transposed);
         _mm512_store_si512(left.scale, transposed[0]);
         _mm512_store_si512(right.scale, transposed[1]);
     }
