@@ -61,6 +61,9 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
         ->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads (default: what this process may use)")
         ->check(CLI::Range(1, kMostThreads));
+    command.add_option("--device", options.device, "which GPU, of those that CUDA_VISIBLE_DEVICES shows")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     command
         .add_option("--layout", options.layout,
                     "packed: weights rearranged once; in-place: the checkpoint's own bytes, no copy")
@@ -89,8 +92,9 @@ Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int
 }
 
 std::unique_ptr<Backend> open_backend(const EngineOptions& options) {
-    return moe4::open_backend(options.backend,
-                              {.threads = options.threads, .parallel_for = {}, .kernel = {}});
+    return moe4::open_backend(
+        options.backend,
+        {.threads = options.threads, .parallel_for = {}, .device = options.device, .kernel = {}});
 }
 
 WeightLayout weight_layout(const EngineOptions& options) {

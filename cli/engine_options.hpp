@@ -20,9 +20,10 @@ struct EngineOptions {
     std::string backend = "auto";
     std::string layout = "auto";
     int threads = 0;
+    int device = 0;
 };
 
-/// --mode --act-scale --backend --threads --layout
+/// --mode --act-scale --backend --threads --device --layout
 void add_engine_options(CLI::App& command, EngineOptions& options);
 /// DIR and --layer N
 void add_layer_options(CLI::App& command, std::string& folder, int& layer);

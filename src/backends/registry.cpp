@@ -1,5 +1,7 @@
 #include "backends/registry.hpp"
 
+#include <iterator>
+
 #include "moe4/error.hpp"
 
 namespace moe4 {
@@ -27,16 +29,12 @@ std::vector<BackendInfo> backends() {
 
 std::unique_ptr<Backend> open_backend(std::string_view name, BackendOptions options) {
     std::string known = "auto";
-    std::string reasons;
     for (const Entry& entry : kBackends) {
         if (name == entry.name) return entry.open(options);
         known += ", " + std::string(entry.name);
-        if (name != "auto") continue;
-        const Support available = entry.info().available;
-        if (available) return entry.open(options);
-        reasons += "; " + std::string(entry.name) + ": " + available.reason;
+        const bool is_last = &entry == std::end(kBackends) - 1;  // which says itself why it is not available
+        if (name == "auto" && (is_last || entry.info().available)) return entry.open(options);
     }
-    if (name == "auto") throw Error(ErrorKind::machine, "no backend is available" + reasons);
     throw Error(ErrorKind::unsupported,
                 "there is no backend \"" + std::string(name) + "\", expected one of " + known);
 }

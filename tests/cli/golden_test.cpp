@@ -1,0 +1,125 @@
+// The command line on two checkpoints of a small trained model, as ModelOpt and llm-compressor wrote them
+// (MOE4_TEST_DATA).
+#include <cmath>
+
+#include "command_line.hpp"
+#include "layer_files.hpp"
+#include "sha256.hpp"
+
+namespace moe4::test {
+namespace {
+
+constexpr std::pair<const char*, const char*> kFolders[] = {{"modelopt", "tinymoe-modelopt"},
+                                                            {"compressed-tensors", "tinymoe-ct"}};
+
+double rel_l2(const std::vector<float>& found, const std::vector<float>& expected) {
+    double difference = 0;
+    double norm = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        difference += std::pow(static_cast<double>(found.at(i)) - static_cast<double>(expected[i]), 2);
+        norm += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
+class Golden : public testing::Test {
+protected:
+    void SetUp() override {
+        const char* data = std::getenv("MOE4_TEST_DATA");
+        if (data == nullptr) GTEST_SKIP() << "MOE4_TEST_DATA is not set";
+        data_ = data;
+    }
+    std::filesystem::path data_;
+    TemporaryFolder folder_;
+};
+
+TEST_F(Golden, RunAgreesWithGivenIdsAndWithTheLayersOwnRouter) {
+    for (const auto& [tool, name] : kFolders) {
+        for (const char* layer : {"0", "4"}) {
+            const auto golden = SafetensorsFile::open(data_ / "tinymoe-golden" /
+                                                      ("layer" + std::string(layer) + ".safetensors"));
+            const NamedTensor hidden{"hidden", *golden.find("hidden")};
+            const NamedTensor ids{"top_k_ids", *golden.find("top_k_ids")};
+            const NamedTensor weights{"top_k_weights", *golden.find("top_k_weights")};
+            const std::vector<NamedTensor> inputs[] = {{hidden, ids, weights}, {hidden}};
+            for (const auto& input : inputs) {
+                write_safetensors(folder_ / "x.safetensors", input);
+                for (const auto& [mode, limit] : {std::pair{"w4a16", 1e-3}, std::pair{"w4a4", 3e-3}}) {
+                    const std::string output = (folder_ / "y.safetensors").string();
+                    const Finished finished =
+                        moe4({"run", (data_ / name).string(), "--layer", layer, "--input",
+                              (folder_ / "x.safetensors").string(), "--output", output, "--output-dtype",
+                              "f32", "--mode", mode});
+                    ASSERT_EQ(finished.exit_code, 0) << finished.err;
+                    const std::string expected = std::string("output.") + tool + "." + mode;
+                    const double distance =
+                        rel_l2(tensor_values<float>(SafetensorsFile::open(output), "output"),
+                               tensor_values<float>(golden, expected));
+                    const char* routing = input.size() == 1 ? "own router" : "given ids";
+                    std::printf("%s layer %s %s, %s: rel-L2 %.2e\n", tool, layer, mode, routing, distance);
+                    EXPECT_LE(distance, limit) << expected << " " << routing;
+                }
+            }
+        }
+    }
+}
+
+/// With -0 written as +0, as the golden file has them.
+std::string digest(const SafetensorsFile& file, const std::string& name) {
+    std::vector<float> values = tensor_values<float>(file, name);
+    for (float& x : values) x += 0.0F;
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(values.data());
+    return sha256({bytes, values.size() * sizeof(float)});
+}
+
+TEST_F(Golden, DequantizeGivesTheToolsBitsOfAllMatrices) {
+    const auto golden =
+        nlohmann::json::parse(read_file(data_ / "tinymoe-golden" / "dequantized-sha256.json"));
+    int compared = 0;
+    for (const auto& [tool, name] : kFolders) {
+        for (int layer = 0; layer < 5; ++layer) {
+            const std::string output = (folder_ / "w.safetensors").string();
+            ASSERT_EQ(moe4({"dequantize", (data_ / name).string(), "--layer", std::to_string(layer),
+                            "--output", output})
+                          .exit_code,
+                      0);
+            const auto found = SafetensorsFile::open(output);
+            for (int expert = 0; expert < 16; ++expert) {
+                for (const std::string projection : {"gate_proj", "up_proj", "down_proj"}) {
+                    const std::string suffix = std::to_string(expert) + "." + projection;
+                    const std::string key = std::to_string(layer) + "." + suffix;
+                    EXPECT_EQ(digest(found, "experts." + suffix + ".weight"), golden.at(tool).at(key))
+                        << tool << key;
+                    ++compared;
+                }
+            }
+        }
+    }
+    EXPECT_EQ(compared, 480);
+    std::printf("%d matrices have the tools' SHA-256\n", compared);
+}
+
+TEST_F(Golden, InspectAndLayertestFindNothingWrong) {
+    for (const auto& [tool, name] : kFolders) {
+        const Finished inspected = moe4({"inspect", (data_ / name).string(), "--json"});
+        ASSERT_EQ(inspected.exit_code, 0) << inspected.err;
+        const nlohmann::json document = inspected.json();
+        EXPECT_EQ(document.at("dialect"), tool);
+        EXPECT_EQ(document.at("layers").size(), 5U);
+        EXPECT_EQ(document.at("refusals"), nlohmann::json::array());
+        const Finished tested = moe4({"layertest", (data_ / name).string(), "--layer", "all", "--reference",
+                                      (data_ / "tinymoe").string(), "--json"});
+        EXPECT_EQ(tested.exit_code, 0) << tested.out << tested.err;
+        const nlohmann::json judged = tested.json();
+        EXPECT_EQ(judged.at("layers").size(), 5U);
+        for (const auto& layer : judged.at("layers")) {
+            std::printf("%s layer %d: weights %.4f, activations %.4f, engine %.1e\n", tool,
+                        layer.at("layer").get<int>(), layer.at("weights").at("rel_l2").get<double>(),
+                        layer.at("activations").at("rel_l2").get<double>(),
+                        layer.at("engine").at("rel_l2").get<double>());
+        }
+    }
+}
+
+}  // namespace
+}  // namespace moe4::test
