@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -10,6 +11,7 @@
 int main(int argc, char** argv) try {
     if (argc != 2) return std::fprintf(stderr, "usage: run_one_layer CHECKPOINT_DIR\n"), 2;
     const auto checkpoint = moe4::Checkpoint::open(argv[1]);
+    if (checkpoint.moe_layers().empty()) return std::fprintf(stderr, "no MoE layer in %s\n", argv[1]), 2;
     const int layer_number = checkpoint.moe_layers().front();
     const moe4::MoeWeights weights = checkpoint.moe_layer(layer_number);
     const moe4::MoeConfig& config = weights.config;
@@ -29,6 +31,8 @@ int main(int argc, char** argv) try {
     std::vector<float> top_k_weights(ids.size());
     const std::unique_ptr<void, void (*)(void*)> scratch(std::aligned_alloc(64, plan.workspace_bytes),
                                                          std::free);
+
+    if (!scratch) throw std::bad_alloc();
 
     using moe4::DType;
     const moe4::TensorView x{hidden.data(), DType::bf16, {kTokens, config.hidden_size}};

@@ -99,8 +99,8 @@ public:
                        Stream = {}) const = 0;
 
     /// hidden [num_tokens, hidden_size] bf16 -> output [num_tokens, hidden_size] bf16 or f32 (the sum before
-    /// the last rounding); num_tokens may be 0 to max_tokens. Allocates nothing; throws invalid_argument
-    /// only.
+    /// the last rounding); num_tokens may be 0 to max_tokens. Allocates nothing; throws
+    /// invalid_argument, or machine where a device fails.
     virtual void run(TensorView hidden, const Routing&, MutableTensorView output, Workspace,
                      Stream = {}) const = 0;
 };
@@ -122,8 +122,9 @@ public:
     /// Throws unsupported with every kernel's reason when none can run the problem.
     virtual Plan plan(const Problem&) const = 0;
     /// Throws broken_file naming the tensor for weights that cannot mean anything (a NaN or negative block
-    /// scale, a global scale that is not positive and finite), in any expert; for w4a4 with layer_max or
-    /// per_expert, unsupported for a missing input scale and broken_file for an impossible one.
+    /// scale, a global scale that is not positive and finite), in any expert held; for w4a4 with layer_max
+    /// or per_expert, unsupported for a missing input scale and broken_file for an impossible one, in any
+    /// expert of the layer.
     virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
     /// Takes a second or two and, on the CPU, 1 GB of memory for the time. Memory first.
     virtual std::vector<MachineLimit> measure_limits() const { return {}; }

@@ -1,5 +1,5 @@
 #pragma once
-// The one exception that leaves the library, and what its kinds mean.
+// The exception that leaves the library (beside std::bad_alloc), and what its kinds mean.
 #include <stdexcept>
 #include <string>
 

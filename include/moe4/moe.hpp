@@ -18,9 +18,11 @@ enum class Activation : std::uint8_t {
 enum class ScoreFunction : std::uint8_t { softmax, sigmoid };
 
 /// Every router of the supported families is one setting of these fields. In order:
-///     logits = hidden x router^T;  score = score_function(logits);  selection = score + bias (where there is
-///     one) keep the top_k_groups of num_groups whose two best selections sum highest; of those the top_k
-///     best weight = score of the chosen, divided by (their sum + 1e-20) if renormalize, times scaling_factor
+///     logits = hidden x router^T;  score = score_function(logits)
+///     selection = score + bias, where there is one
+///     keep the top_k_groups of num_groups whose two best selections sum highest
+///     choose the top_k best selections of those
+///     weight = score of the chosen, divided by (their sum + 1e-20) if renormalize, times scaling_factor
 /// Ties go to the lowest index. A row with a NaN logit gets ids 0..top_k-1 and NaN weights.
 struct RouterConfig {
     ScoreFunction score_function = ScoreFunction::softmax;

@@ -65,6 +65,8 @@ Shape::Shape(std::initializer_list<std::int64_t> sizes) : rank(static_cast<int>(
 }
 
 std::int64_t Shape::num_elements() const {
+    const auto* end = dims.data() + rank;
+    if (std::find(dims.data(), end, 0) != end) return 0;  // the others may be of any size
     std::int64_t product = 1;
     for (int axis = 0; axis < rank; ++axis) product *= (*this)[axis];
     return product;

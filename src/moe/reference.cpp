@@ -11,6 +11,7 @@
 #include "format/e4m3.hpp"
 #include "format/quantize.hpp"
 #include "moe/activations.hpp"
+#include "moe/parallel.hpp"
 #include "moe/scalar_lane.hpp"
 #include "moe/scales.hpp"
 
@@ -162,7 +163,7 @@ public:
         : weights_(weights),
           problem_(problem),
           input_(input),
-          held_(held_experts(problem.experts, weights.config.num_experts)),
+          held_(held_experts(problem.experts, static_cast<int>(weights.experts.size()))),
           slots_(weights.experts.size()) {
         if (problem.precision == Precision::w4a4) scales_ = input_scales(weights, problem.activation_scale);
         check_weights(weights, problem.experts);
@@ -292,18 +293,9 @@ private:
     float h_batch_amax_ = 0;
 };
 
-/// Calls body(expert) for every held expert, in parallel where there is a way to.
 template <class Body>
 void for_each_expert(HeldExperts held, const ParallelFor& parallel_for, Body body) {
-    struct Context {
-        Body& body;
-        int first;
-    } context{body, held.first};
-    const auto call = [](void* c, int i) {
-        static_cast<Context*>(c)->body(static_cast<Context*>(c)->first + i);
-    };
-    if (parallel_for) return parallel_for(held.last - held.first, call, &context);
-    for (int i = 0; i < held.last - held.first; ++i) call(&context, i);
+    parallel(parallel_for, held.last - held.first, [&](int i) { body(held.first + i); });
 }
 
 }  // namespace

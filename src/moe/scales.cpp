@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "format/e4m3.hpp"
+#include "moe/parallel.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::moe {
@@ -112,8 +113,9 @@ std::optional<Error> block_scale_fault(const MoeWeights& weights, int expert, Pr
 }
 
 HeldExperts held_experts(const ExpertRange& range, int num_experts) {
-    const int count = range.count < 0 ? num_experts - range.first : range.count;
-    if (range.first < 0 || count < 1 || range.first > num_experts - count) {
+    const bool begins_within = range.first >= 0 && range.first < num_experts;
+    const int count = range.count < 0 && begins_within ? num_experts - range.first : range.count;
+    if (!begins_within || count < 1 || count > num_experts - range.first) {
         throw Error(ErrorKind::invalid_argument,
                     "the expert range " + std::to_string(range.first) + ":" + std::to_string(count) +
                         " does not lie within the layer, expected first and count within " +
@@ -138,7 +140,7 @@ std::vector<InputScales> input_scales(const MoeWeights& weights, ActivationScale
 }
 
 void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelFor& parallel_for) {
-    const HeldExperts held = held_experts(range, weights.config.num_experts);
+    const HeldExperts held = held_experts(range, static_cast<int>(weights.experts.size()));
     const auto is_bad = [&](int expert) {
         for (const Projection projection : kProjections) {
             const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
@@ -156,27 +158,17 @@ void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelF
         }
     }
 
-    struct Scan {
-        const decltype(is_bad)* test;
-        int first;
-        std::atomic<int> lowest_bad;  // so that the message does not depend on the schedule
-    } scan{&is_bad, held.first, held.last};
-    const auto body = [](void* context, int index) {
-        auto& s = *static_cast<Scan*>(context);
-        const int expert = s.first + index;
-        if (expert >= s.lowest_bad.load() || !(*s.test)(expert)) return;
-        int seen = s.lowest_bad.load();
-        while (expert < seen && !s.lowest_bad.compare_exchange_weak(seen, expert)) {
+    std::atomic<int> lowest_bad = held.last;  // so that the message does not depend on the schedule
+    parallel(parallel_for, held.last - held.first, [&](int index) {
+        const int expert = held.first + index;
+        if (expert >= lowest_bad || !is_bad(expert)) return;
+        int seen = lowest_bad;
+        while (expert < seen && !lowest_bad.compare_exchange_weak(seen, expert)) {
         }
-    };
-    if (parallel_for) {
-        parallel_for(held.last - held.first, body, &scan);
-    } else {
-        for (int index = 0; index < held.last - held.first; ++index) body(&scan, index);
-    }
-    if (scan.lowest_bad < held.last) {
+    });
+    if (lowest_bad < held.last) {
         for (const Projection projection : kProjections) {
-            if (const auto fault = block_scale_fault(weights, scan.lowest_bad, projection)) throw *fault;
+            if (const auto fault = block_scale_fault(weights, lowest_bad, projection)) throw *fault;
         }
     }
 }

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "format/bf16.hpp"
+#include "moe/parallel.hpp"
 #include "moe4/error.hpp"
 #include "verdict/distance.hpp"
 
@@ -138,10 +139,7 @@ LayertestReport::Weights compare_weights(const MoeWeights& weights, const moe::H
         const std::lock_guard lock(stepping);
         step();
     };
-    parallel_for(
-        static_cast<int>(matrices.size()),
-        [](void* body, int i) { (*static_cast<decltype(compare_one)*>(body))(i); },
-        const_cast<void*>(static_cast<const void*>(&compare_one)));
+    moe::parallel(parallel_for, static_cast<int>(matrices.size()), compare_one);
 
     LayertestReport::Weights result;
     DistanceSums overall;
@@ -172,7 +170,8 @@ std::string explain_matrix(const MoeWeights& weights, const MatrixDistance& wors
     };
 
     const DistanceSums sums = compare(matrix, own);
-    if (std::isfinite(worst.distance.rel_l2) && sums.rel_l2_of_best_fit() <= limit) {
+    const bool is_scaled = sums.best_factor() > 1.2 || (sums.best_factor() > 0.0 && sums.best_factor() < 0.8);
+    if (std::isfinite(worst.distance.rel_l2) && is_scaled && sums.rel_l2_of_best_fit() <= limit) {
         return "it is " + factor_text(sums.best_factor()) + " times its reference, as a wrong " +
                weights.leaves.global_scale + " makes it";
     }

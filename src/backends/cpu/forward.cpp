@@ -3,6 +3,7 @@
 #include "backends/cpu/forward.hpp"
 
 #include <algorithm>
+#include <cassert>
 
 #include "format/bf16.hpp"
 #include "format/quantize.hpp"
@@ -259,7 +260,9 @@ private:
         const auto cost = [&](std::int64_t e) { return num_rows(e) == 0 ? 0 : num_rows(e) + kDecodeRows; };
         std::int64_t total = 0;
         for (std::int64_t e = 0; e < layer_.num_held(); ++e) total += num_tiles(e) * cost(e);
-        const std::int64_t target = std::max<std::int64_t>(1, total / (kPiecesPerWorker * workers_.count()));
+        // Rounded up: then there are at most kPiecesPerWorker a worker, and one more an expert (max_pieces).
+        const std::int64_t wanted = kPiecesPerWorker * workers_.count();
+        const std::int64_t target = std::max<std::int64_t>(1, (total + wanted - 1) / wanted);
 
         auto* pieces = at<Piece>(layout_.pieces);
         std::int64_t count = 0;
@@ -359,6 +362,7 @@ private:
     std::int64_t append_pieces(std::int64_t e, std::int64_t size, std::int64_t step, std::int64_t count) {
         auto* pieces = at<Piece>(layout_.pieces);
         for (std::int64_t first = 0; first < size; first += step) {
+            assert(count < layout_.max_pieces);
             pieces[count++] = {static_cast<std::int32_t>(e), static_cast<std::int32_t>(first),
                                static_cast<std::int32_t>(std::min(size, first + step))};
         }

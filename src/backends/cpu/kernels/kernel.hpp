@@ -12,7 +12,7 @@
 namespace moe4::cpu {
 
 /// An expert's weights as a kernel reads them: the three views where it reads the checkpoint in place, the
-/// two pointers where it has a WeightLayout. Global scales are in the tasks, never in here.
+/// two pointers where it has a PackedLayout. Global scales are in the tasks, never in here.
 struct ExpertData {
     Nvfp4View gate;  // [intermediate_size, hidden_size]
     Nvfp4View up;    // [intermediate_size, hidden_size]
@@ -97,7 +97,7 @@ struct CombineTask {
 };
 
 struct Kernel {
-    const char* name;  // <isa>_<precision>
+    const char* name;  // <isa>_<precision>, _in_place where it reads the checkpoint so
     IsaSet needs;      // what it executes
     Precision precision;
     const PackedLayout* layout;  // null: reads the checkpoint in place

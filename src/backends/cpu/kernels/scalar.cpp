@@ -1,9 +1,8 @@
 // Plain C++ for any CPU, straight from the checkpoint's bytes. Both kernels need a fused multiply-add and
 // have it without the instruction, because their products are exact and only the addition rounds:
-//   w4a16  A weight w has 6 significant bits and a bf16 x has 8; x * w is a multiple of 2^-143 and below
-//   2^128
-//          while |x| < 2^116: exact in a float. Rows with larger values take a double for the product; its 14
-//          bits and the accumulator's 24 cannot round their double sum onto a tie between two floats.
+//   w4a16  A weight w has 6 significant bits and a bf16 x has 8. While |x| < 2^116 the product lies between
+//          2^-143 and 2^128: exact in a float. Rows with larger values take a double for it; its 14 bits and
+//          the accumulator's 24 cannot round their double sum onto a tie between two floats.
 //   w4a4   A block's integer dot has at most 12 bits and s_x * s_w has 8: 20 bits, exact in a float.
 // A strip of 16 weight rows is decoded once, 256 columns at a time, for all rows of the expert.
 #include <algorithm>
