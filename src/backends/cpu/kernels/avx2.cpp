@@ -1,188 +1,22 @@
 // AVX2 on the packed layout: eight weight rows in the lanes of a register.
 //   w4a4   Weight codes become the unsigned bytes 2 * e2m1 + 12, activation codes the signed bytes 2 * e2m1:
-//          vpmaddubsw multiplies and adds them without saturating (24 * 12 * 8 products in a lane < 2^15).
-//          The bias costs 12 times the sum of the activations, known when they are encoded. Then one exact
-//          product of scales and one fused multiply-add a block, as the contract has it.
+//          vpmaddubsw multiplies and adds them, a block's sum of 8 products a lane staying below 2^15. What
+//          the bias adds is known when activations are encoded. Then one exact scaling and one fused
+//          multiply-add a block, as the contract has it (EncodedBlock says how).
 //   w4a16  The exact weight e2m1 * e4m3 in fp32 and one fused multiply-add a value, k ascending.
 // For many rows a piece of a tile is decoded once into L1; for few the codes are decoded in registers.
-#include <immintrin.h>
-
+#include "backends/cpu/kernels/avx2_vector.hpp"
 #include "backends/cpu/packed_layout.hpp"
-#include "moe/activations.hpp"
 
 namespace moe4::cpu::avx2 {
 namespace {
 
-constexpr int kBlock = kNvfp4BlockSize;
-constexpr int kLanes = 8;
-constexpr int kBias = 12;                          // makes doubled codes unsigned
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
 constexpr std::int64_t kMaxRows = 512;             // rows that share a decoded tile: bounds the scratch
 constexpr std::int64_t kPanelBytes = 384 << 10;    // of them: within the second cache
 constexpr int kPrefetchBytes = 3072;               // ahead in the stream of weights
 
 std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-
-/// Eight floats as moe/activations.hpp wants them.
-struct Floats {
-    struct Int {
-        __m256i value;
-        static Int set(int x) { return {_mm256_set1_epi32(x)}; }
-        friend Int operator+(Int a, Int b) { return {_mm256_add_epi32(a.value, b.value)}; }
-        friend Int operator-(Int a, Int b) { return {_mm256_sub_epi32(a.value, b.value)}; }
-        friend Int shift_left_23(Int a) { return {_mm256_slli_epi32(a.value, 23)}; }
-        friend Int shift_right_1(Int a) { return {_mm256_srai_epi32(a.value, 1)}; }
-    };
-
-    __m256 value;
-    static Floats set(float x) { return {_mm256_set1_ps(x)}; }
-    static Floats from_bits(Int a) { return {_mm256_castsi256_ps(a.value)}; }
-    friend Int bits(Floats a) { return {_mm256_castps_si256(a.value)}; }
-    friend Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.value, b.value)}; }
-    friend Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.value, b.value)}; }
-    friend Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.value, b.value)}; }
-    friend Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.value, b.value)}; }
-    friend Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.value, b.value, c.value)}; }
-    friend Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.value, b.value)}; }
-    friend Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.value, b.value)}; }
-};
-
-/// The 16 values of one block.
-struct Block16 {
-    Floats low, high;
-};
-
-__m256i bf16_bits(Floats x) {
-    const __m256i bits = _mm256_castps_si256(x.value);
-    const __m256i upper = _mm256_srli_epi32(bits, 16);
-    const __m256i to_even =
-        _mm256_add_epi32(_mm256_and_si256(upper, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFF));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, to_even), 16);
-    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.value, x.value, _CMP_UNORD_Q));
-    const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-    return _mm256_blendv_epi8(rounded, quiet, is_nan);
-}
-
-void store_bf16(Block16 x, std::uint16_t* out) {
-    const __m256i packed = _mm256_packus_epi32(bf16_bits(x.low), bf16_bits(x.high));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(packed, 0xD8));
-}
-
-Floats load_bf16(const std::uint16_t* x) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
-}
-Block16 load_bf16_block(const std::uint16_t* x) { return {load_bf16(x), load_bf16(x + kLanes)}; }
-
-Floats round_to_bf16(Floats x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16))}; }
-
-/// A block of NVFP4 activations, whose scale is multiplier * unit with a power of two as its unit. With d the
-/// dot product of the biased weights, start + multiplier * d are the bits of the float
-///     shift + multiplier * (exact dot product) * unit        shift = 1.5 * 2^23 * unit
-/// so that one subtraction both converts and scales, exactly. Of a NaN the shift is NaN.
-struct EncodedBlock {
-    std::int8_t codes[kBlock];  // doubled; of each 8 columns the even ones, then the odd ones, as nibbles lie
-    std::int16_t multiplier[2];  // both alike
-    std::int32_t start;
-    float shift;
-};
-
-/// Rounds non-negative numbers of at most 448 to e4m3, ties to even.
-__m256 round_to_e4m3(__m256 x) {
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i to_even = _mm256_add_epi32(
-        _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFFF));
-    const __m256 normal = _mm256_castsi256_ps(
-        _mm256_and_si256(_mm256_add_epi32(bits, to_even), _mm256_set1_epi32(static_cast<int>(0xFFF00000))));
-    const __m256 shift = _mm256_set1_ps(0x1p14F);  // its last bit is 2^-9, as that of a subnormal e4m3
-    const __m256 subnormal = _mm256_sub_ps(_mm256_add_ps(x, shift), shift);
-    return _mm256_blendv_ps(normal, subnormal, _mm256_cmp_ps(x, _mm256_set1_ps(0x1p-6F), _CMP_LT_OQ));
-}
-
-/// Twice the nearest e2m1 of x, ties to the even code, saturating at 12.
-__m256i doubled_e2m1(Floats x) {
-    // Adding 1.5 * 2^23 units in the last place rounds to that unit: a half below 2, one below 4, else two.
-    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value);
-    const __m256 is_2 = _mm256_cmp_ps(magnitude, _mm256_set1_ps(2.0F), _CMP_GE_OQ);
-    const __m256 is_4 = _mm256_cmp_ps(magnitude, _mm256_set1_ps(4.0F), _CMP_GE_OQ);
-    __m256 shift = _mm256_blendv_ps(_mm256_set1_ps(0x1.8p22F), _mm256_set1_ps(0x1.8p23F), is_2);
-    shift = _mm256_blendv_ps(shift, _mm256_set1_ps(0x1.8p24F), is_4);
-    __m256 rounded = _mm256_sub_ps(_mm256_add_ps(magnitude, shift), shift);
-    rounded = _mm256_min_ps(rounded, _mm256_set1_ps(6.0F));
-    const __m256i doubled = _mm256_cvtps_epi32(_mm256_add_ps(rounded, rounded));
-    return _mm256_sign_epi32(doubled, _mm256_or_si256(_mm256_castps_si256(x.value), _mm256_set1_epi32(1)));
-}
-
-/// Largest magnitude of every block, NaN where it has one: of magnitudes the bits are in order.
-__m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
-    __m256i largest[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-        largest[i] = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x[i].low.value), magnitude),
-                                      _mm256_and_si256(_mm256_castps_si256(x[i].high.value), magnitude));
-    }
-    __m256i two[kLanes / 2];  // of lanes i and i + 1 what is left to compare, side by side
-    for (int i = 0; i < kLanes / 2; ++i) {
-        two[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(largest[2 * i], largest[2 * i + 1]),
-                                  _mm256_unpackhi_epi32(largest[2 * i], largest[2 * i + 1]));
-    }
-    __m256i four[2];
-    for (int i = 0; i < 2; ++i) {
-        four[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
-                                   _mm256_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
-    }
-    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
-                                                _mm256_permute2x128_si256(four[0], four[1], 0x31)));
-}
-
-/// format::quantize_activation_block of eight blocks, operation by operation; the first `count` are written,
-/// `out_stride` bytes apart.
-void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
-                   std::size_t out_stride) {
-    const __m256 largest = largest_magnitudes(x);
-    const __m256 is_number = _mm256_cmp_ps(largest, largest, _CMP_ORD_Q);
-    const __m256 ratio = _mm256_div_ps(_mm256_div_ps(largest, _mm256_set1_ps(6.0F)), input_scale.value);
-    const __m256 is_scaled = _mm256_cmp_ps(input_scale.value, _mm256_setzero_ps(), _CMP_NEQ_OQ);
-    const __m256 scale = _mm256_and_ps(round_to_e4m3(_mm256_min_ps(ratio, _mm256_set1_ps(448.0F))),
-                                       _mm256_and_ps(is_scaled, is_number));
-    const __m256 exponent = _mm256_and_ps(scale, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
-    const __m256 unit =
-        _mm256_mul_ps(_mm256_max_ps(exponent, _mm256_set1_ps(0x1p-6F)), _mm256_set1_ps(0x1p-3F));
-    const __m256 shift = _mm256_mul_ps(unit, _mm256_set1_ps(0x1.8p23F));
-
-    alignas(32) float steps[kLanes];
-    alignas(32) float is_coded[kLanes];  // a mask
-    alignas(32) std::int32_t multipliers[kLanes];
-    alignas(32) std::int32_t shift_bits[kLanes];
-    alignas(32) float shifts[kLanes];
-    const __m256 step = _mm256_mul_ps(scale, input_scale.value);
-    _mm256_store_ps(steps, step);
-    _mm256_store_ps(is_coded, _mm256_cmp_ps(step, _mm256_setzero_ps(), _CMP_NEQ_OQ));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(multipliers),
-                       _mm256_cvtps_epi32(_mm256_div_ps(scale, unit)));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(shift_bits), _mm256_castps_si256(shift));
-    _mm256_store_ps(shifts, _mm256_blendv_ps(largest, shift, is_number));
-
-    for (int i = 0; i < count; ++i) {
-        const Floats divisor = Floats::set(steps[i]);
-        const __m256i mask = _mm256_castps_si256(_mm256_broadcast_ss(&is_coded[i]));
-        const __m256i low = _mm256_and_si256(doubled_e2m1(x[i].low / divisor), mask);
-        const __m256i high = _mm256_and_si256(doubled_e2m1(x[i].high / divisor), mask);
-        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
-        const __m128i in_order =
-            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        const __m128i codes = _mm_shuffle_epi8(in_order, evens_first);
-        const __m128i sums = _mm_sad_epu8(_mm_add_epi8(codes, _mm_set1_epi8(kBias)), _mm_setzero_si128());
-        const int sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - kBias * kBlock;
-
-        auto& block = *reinterpret_cast<EncodedBlock*>(out + static_cast<std::size_t>(i) * out_stride);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(block.codes), codes);
-        block.multiplier[0] = block.multiplier[1] = static_cast<std::int16_t>(multipliers[i]);
-        block.start = shift_bits[i] - kBias * multipliers[i] * sum;
-        block.shift = shifts[i];
-    }
-}
 
 /// What 8 rows of weights hold of 16 columns: bytes 2 * e2m1 + 12, four columns of a row in each lane.
 struct WeightBlock {
@@ -652,32 +486,11 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
     return static_cast<std::size_t>(num_rows) * row_stride<Mode>(cols);
 }
 
-void combine(const CombineTask& task) {
-    for (std::int64_t t = 0; t < task.num_tokens; ++t) {
-        for (std::int64_t c = 0; c < task.cols; c += kBlock) {
-            Block16 out{Floats::set(0.0F), Floats::set(0.0F)};
-            for (std::int64_t slot = t * task.top_k; slot < (t + 1) * task.top_k; ++slot) {
-                if (task.slot_row[slot] < 0) continue;
-                const float* y = task.y + task.slot_row[slot] * task.y_stride + c;
-                const Floats weight = Floats::set(task.weight[slot]);
-                out.low = fma(weight, Floats{_mm256_load_ps(y)}, out.low);
-                out.high = fma(weight, Floats{_mm256_load_ps(y + kLanes)}, out.high);
-            }
-            const std::int64_t first = t * task.out_stride + c;
-            if (task.out_f32 != nullptr) {
-                _mm256_storeu_ps(task.out_f32 + first, out.low.value);
-                _mm256_storeu_ps(task.out_f32 + first + kLanes, out.high.value);
-            } else {
-                store_bf16(out, task.out_bf16 + first);
-            }
-        }
-    }
-}
-
 std::size_t bf16_row_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
 
 template <class Mode, std::size_t (*encoded_bytes)(std::int64_t)>
 constexpr Kernel make_kernel(const char* name, Precision precision) {
+    const bool is_w4a4 = precision == Precision::w4a4;
     return {.name = name,
             .needs = kAvx2,
             .precision = precision,
@@ -685,7 +498,7 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
             .min_rows = 1,
             .encodes_h = true,
             .encoded_bytes = encoded_bytes,
-            .encode_rows = precision == Precision::w4a4 ? encode_rows : nullptr,
+            .encode_rows = is_w4a4 ? encode_rows : nullptr,
             .rows_per_group = 1,
             .panel_bytes = panel_bytes<Mode>,
             .gather_rows = gather_rows<Mode, encoded_bytes>,
@@ -694,7 +507,13 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
             .scratch_bytes = scratch_bytes<Mode>,
             .gate_up = gate_up<Mode>,
             .down = down<Mode>,
-            .combine = combine};
+            .combine = combine,
+            .order = {},
+            // Of each 11 vector operations, 4 are vpmaddubsw; 6 share its two pipes on AMD, and on Intel all
+            // 11 share three ports.
+            .peak = is_w4a4 ? "vpmaddubsw" : "avx2_fma",
+            .peak_share_amd = is_w4a4 ? 4.0 / 6.0 : 1.0,
+            .peak_share_intel = is_w4a4 ? 2.0 / (11.0 / 3.0) : 1.0};
 }
 
 }  // namespace
