@@ -68,7 +68,7 @@ std::string block_scale_table(const std::vector<LayerInfo>& layers) {
     Table table({"layer", "block scales", "zero", "subnormal", "NaN", "negative"});
     bool is_empty = true;
     for (const LayerInfo& info : layers) {
-        if (!info.block_scales) continue;
+        if (!info.block_scales || info.block_scales->total == 0) continue;
         const BlockScaleCounts& counts = *info.block_scales;
         table.add_row({std::to_string(info.layer), std::to_string(counts.total), std::to_string(counts.zero),
                        std::to_string(counts.subnormal), std::to_string(counts.nan),

@@ -29,36 +29,39 @@ protected:
         if (data == nullptr) GTEST_SKIP() << "MOE4_TEST_DATA is not set";
         data_ = data;
     }
+
+    std::vector<float> run(const std::string& name, const std::string& layer, const std::string& mode,
+                           const std::vector<NamedTensor>& input) const {
+        const std::string x = (folder_ / "x.safetensors").string();
+        const std::string y = (folder_ / "y.safetensors").string();
+        write_safetensors(x, input);
+        const Finished finished = moe4({"run", (data_ / name).string(), "--layer", layer, "--input", x,
+                                        "--output", y, "--output-dtype", "f32", "--mode", mode});
+        EXPECT_EQ(finished.exit_code, 0) << finished.err;
+        return tensor_values<float>(SafetensorsFile::open(y), "output");
+    }
+
     std::filesystem::path data_;
     TemporaryFolder folder_;
 };
 
 TEST_F(Golden, RunAgreesWithGivenIdsAndWithTheLayersOwnRouter) {
     for (const auto& [tool, name] : kFolders) {
-        for (const char* layer : {"0", "4"}) {
-            const auto golden = SafetensorsFile::open(data_ / "tinymoe-golden" /
-                                                      ("layer" + std::string(layer) + ".safetensors"));
-            const NamedTensor hidden{"hidden", *golden.find("hidden")};
-            const NamedTensor ids{"top_k_ids", *golden.find("top_k_ids")};
-            const NamedTensor weights{"top_k_weights", *golden.find("top_k_weights")};
-            const std::vector<NamedTensor> inputs[] = {{hidden, ids, weights}, {hidden}};
-            for (const auto& input : inputs) {
-                write_safetensors(folder_ / "x.safetensors", input);
-                for (const auto& [mode, limit] : {std::pair{"w4a16", 1e-3}, std::pair{"w4a4", 3e-3}}) {
-                    const std::string output = (folder_ / "y.safetensors").string();
-                    const Finished finished =
-                        moe4({"run", (data_ / name).string(), "--layer", layer, "--input",
-                              (folder_ / "x.safetensors").string(), "--output", output, "--output-dtype",
-                              "f32", "--mode", mode});
-                    ASSERT_EQ(finished.exit_code, 0) << finished.err;
-                    const std::string expected = std::string("output.") + tool + "." + mode;
-                    const double distance =
-                        rel_l2(tensor_values<float>(SafetensorsFile::open(output), "output"),
-                               tensor_values<float>(golden, expected));
-                    const char* routing = input.size() == 1 ? "own router" : "given ids";
-                    std::printf("%s layer %s %s, %s: rel-L2 %.2e\n", tool, layer, mode, routing, distance);
-                    EXPECT_LE(distance, limit) << expected << " " << routing;
-                }
+        for (const std::string layer : {"0", "4"}) {
+            const auto golden =
+                SafetensorsFile::open(data_ / "tinymoe-golden" / ("layer" + layer + ".safetensors"));
+            const std::vector<NamedTensor> given = {{"hidden", *golden.find("hidden")},
+                                                    {"top_k_ids", *golden.find("top_k_ids")},
+                                                    {"top_k_weights", *golden.find("top_k_weights")}};
+            for (const auto& [mode, limit] : {std::pair{"w4a16", 1e-3}, std::pair{"w4a4", 3e-3}}) {
+                const auto expected =
+                    tensor_values<float>(golden, std::string("output.") + tool + "." + mode);
+                const double with_ids = rel_l2(run(name, layer, mode, given), expected);
+                const double with_router = rel_l2(run(name, layer, mode, {given[0]}), expected);
+                std::printf("%s layer %s %s: rel-L2 %.2e with the given ids, %.2e with the layer's router\n",
+                            tool, layer.c_str(), mode, with_ids, with_router);
+                EXPECT_LE(with_ids, limit);
+                EXPECT_LE(with_router, limit);
             }
         }
     }

@@ -163,5 +163,14 @@ TEST_F(Layertest, WhatPrepareRefusesIsRefused) {
     EXPECT_EQ(layertest({}, "most").exit_code, 2);
 }
 
+TEST(Sample, TheSliceOfARealCheckpointPasses) {
+    const std::filesystem::path samples = MOE4_SAMPLES;
+    const Finished finished = moe4({"layertest", (samples / "tiny-modelopt").string(), "--layer", "0",
+                                    "--reference", (samples / "tiny-bf16").string(), "--json"});
+    EXPECT_EQ(finished.exit_code, 0) << finished.err << finished.out;
+    EXPECT_EQ(finished.json().at("cause"), "none");
+    EXPECT_EQ(finished.json().at("weights").at("matrices"), 12);
+}
+
 }  // namespace
 }  // namespace moe4::test
