@@ -160,6 +160,7 @@ std::ostream& operator<<(std::ostream& out, const Pair& pair) { return out << pa
 class Avx512 : public ::testing::TestWithParam<Pair> {
 protected:
     void SetUp() override {
+        if (detect_isa() == 0) GTEST_SKIP() << "no instruction set of x86 here";
         const Support support = availability(kernel(), read_allowed({}));
         if (!support) GTEST_SKIP() << support.reason;
     }

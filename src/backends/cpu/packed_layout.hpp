@@ -33,6 +33,7 @@ struct PackedChunk {
 };
 static_assert(sizeof(PackedChunk) == kPackedTileRows * kPackedChunkCols * 9 / 16);
 
+/// Its functions need AVX-512 F, BW and VL (kernels/avx512_layout.cpp), as all its kernels do.
 extern const PackedLayout kPackedLayout;
 
 }  // namespace moe4::cpu

@@ -123,13 +123,16 @@ struct InPlaceTiles {
     }
 };
 
+inline InPlaceTiles gate_up_tiles(const Nvfp4View& gate, const Nvfp4View& up) {
+    return {{gate, up}, gate.cols, kPackedHalfRows, 0};
+}
+inline InPlaceTiles down_tiles(const Nvfp4View& down) {
+    return {{down, down}, down.cols, kPackedTileRows, kPackedHalfRows};
+}
 inline void set_tiles(InPlaceTiles& tiles, const GateUpTask& task) {
-    tiles = {{task.expert->gate, task.expert->up}, task.hidden_size, kPackedHalfRows, 0};
+    tiles = gate_up_tiles(task.expert->gate, task.expert->up);
 }
-inline void set_tiles(InPlaceTiles& tiles, const DownTask& task) {
-    tiles = {
-        {task.expert->down, task.expert->down}, task.intermediate_size, kPackedTileRows, kPackedHalfRows};
-}
+inline void set_tiles(InPlaceTiles& tiles, const DownTask& task) { tiles = down_tiles(task.expert->down); }
 
 }  // namespace
 }  // namespace moe4::cpu
