@@ -39,7 +39,7 @@ namespace {
 /// rows[r] byte b (of 8) -> byte 16 b + r of the 128 bytes of out.
 [[gnu::always_inline]] inline void transpose_bytes(const __m128i (&rows)[16], __m512i (&out)[2]) {
     __m512i eight[2];  // 128 bits: rows 2 j and 2 j + 1, their bytes alternating
-    for (int i = 0; i < 2; ++i) {
+    for (std::int64_t i = 0; i < 2; ++i) {
         const __m128i* r = rows + 8 * i;
         eight[i] = _mm512_castsi128_si512(_mm_unpacklo_epi8(r[0], r[1]));
         eight[i] = _mm512_inserti32x4(eight[i], _mm_unpacklo_epi8(r[2], r[3]), 1);
@@ -55,11 +55,11 @@ namespace {
 struct InPlaceTiles {
     Nvfp4View matrix[2];  // of the two halves
     std::int64_t cols;
-    int tile_rows;
-    int second_half;  // where its rows start behind the first half's
+    std::int64_t tile_rows;
+    std::int64_t second_half;  // where its rows start behind the first half's
 
-    static constexpr bool kAreConsecutive = false;
-    static constexpr std::int64_t kPairCols = 2 * kPackedChunkCols;  // 64 bytes of codes a row
+    static constexpr std::int64_t kLinesToFetch = 0;  // while others are multiplied: all are as it is decoded
+    static constexpr std::int64_t kPairCols = std::int64_t{2} * kPackedChunkCols;  // 64 bytes of codes a row
 
     /// Writes an even number of chunks.
     const PackedChunk* chunks(std::int64_t row, std::int64_t first, std::int64_t count,
@@ -110,11 +110,12 @@ struct InPlaceTiles {
     }
 
     /// As many bytes of the next tile as a block of this one has, but in the order of their addresses.
-    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block, int tiles_at_once) const {
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block,
+                                            std::int64_t tiles_at_once) const {
         for (int half = 0; half < 2; ++half) {
             const Nvfp4View& m = matrix[half];
             const std::int64_t next = row + half * second_half + tiles_at_once * tile_rows;
-            constexpr std::int64_t kCodeBytes = kPackedHalfRows * kNvfp4BlockSize / 2;
+            constexpr std::int64_t kCodeBytes = std::int64_t{kPackedHalfRows} * kNvfp4BlockSize / 2;
             prefetch(m.packed + next * m.packed_stride + block * kCodeBytes, kCodeBytes / 64);
             constexpr std::int64_t kBlocksPerLine = 64 / kPackedHalfRows;
             if (block % kBlocksPerLine == 0)

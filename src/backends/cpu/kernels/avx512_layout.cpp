@@ -16,7 +16,7 @@ void pack(const InPlaceTiles& tiles, std::int64_t num_rows, std::uint8_t* out) {
     const std::int64_t count = num_chunks(tiles.cols);
     for (std::int64_t row = 0; row < num_rows; row += tiles.tile_rows, tile += count) {
         for (std::int64_t chunk = 0; chunk < count; chunk += 2) {
-            constexpr std::int64_t kBlocks = 2 * kPackedChunkBlocks;
+            constexpr std::int64_t kBlocks = std::int64_t{2} * kPackedChunkBlocks;
             for (std::int64_t block = 0; block < kBlocks; ++block)
                 tiles.fetch_ahead(row, chunk * kPackedChunkBlocks + block, 1);
             if (chunk + 1 < count) {

@@ -81,12 +81,12 @@ std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) {
 struct PackedTiles {
     const std::uint8_t* packed;
     std::int64_t cols;
-    int tile_rows;               // that `row` counts: 16 intermediates or 32 columns of y
+    std::int64_t tile_rows;      // that `row` counts: 16 intermediates or 32 columns of y
     std::int64_t bytes_per_row;  // of these
 
     static constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
     static constexpr std::int64_t kLinesPerBlock = kBlockBytes / 64 + 1;
-    static constexpr bool kAreConsecutive = true;
+    static constexpr std::int64_t kLinesToFetch = kLinesPerBlock;  // a block, while others are multiplied
 
     std::int64_t tile_bytes() const { return tile_rows * bytes_per_row; }
     const std::uint8_t* tile(std::int64_t row) const { return packed + row * bytes_per_row; }
@@ -95,7 +95,8 @@ struct PackedTiles {
         return reinterpret_cast<const PackedChunk*>(tile(row)) + first;
     }
     /// What follows the tile's end is the next one that is not read at the same time.
-    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block, int tiles_at_once) const {
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block,
+                                            std::int64_t tiles_at_once) const {
         std::int64_t ahead = block * kBlockBytes + kPrefetchAhead;
         if (ahead >= tile_bytes()) ahead += (tiles_at_once - 1) * tile_bytes();
         prefetch(tile(row) + ahead, kLinesPerBlock);
@@ -108,7 +109,7 @@ struct PackedWeights {
     const PackedChunk* chunks;
     const Tiles& tiles;
     std::int64_t row, first_block;
-    int tiles_at_once = 1;
+    std::int64_t tiles_at_once = 1;
 
     typename Mode::PackedRows load(std::int64_t block, int half) const {
         return {chunks[block / kPackedChunkBlocks].half[half], block % kPackedChunkBlocks};
@@ -195,14 +196,12 @@ template <class Mode, class Tiles>
 void multiply_decoded(const PackedWeights<Mode, Tiles>& weights, const Groups<Mode>& groups,
                       std::int64_t count, Scratch<Mode>& scratch) {
     for (std::int64_t b = 0; b < count; ++b) {
-        if constexpr (!Tiles::kAreConsecutive) weights.fetch_ahead(b);
+        if constexpr (Tiles::kLinesToFetch == 0) weights.fetch_ahead(b);
         for (int half = 0; half < 2; ++half) scratch.decoded[b][half] = weights.load(b, half);
     }
-    // The following piece of consecutive tiles is spread over the groups.
+    // The piece that follows in memory, spread over the groups.
     const auto* next = reinterpret_cast<const std::uint8_t*>(weights.chunks + Scratch<Mode>::kChunks);
-    std::int64_t next_lines = 0;
-    if constexpr (Tiles::kAreConsecutive)
-        next_lines = (Tiles::kLinesPerBlock + groups.count() - 1) / groups.count();
+    const std::int64_t next_lines = (Tiles::kLinesToFetch + groups.count() - 1) / groups.count();
     for (std::int64_t g = 0; g < groups.count(); ++g, next += count * next_lines * 64) {
         const Group group = groups[g];
         accumulate_rows<Mode>(group.num_rows, DecodedWeights<Mode>{scratch.decoded, next, next_lines},
@@ -213,7 +212,7 @@ void multiply_decoded(const PackedWeights<Mode, Tiles>& weights, const Groups<Mo
 /// The piece of the tile at `row` that starts at block `first`.
 template <class Mode, class Tiles>
 PackedWeights<Mode, Tiles> piece(const Tiles& tiles, std::int64_t row, std::int64_t first, std::int64_t count,
-                                 PackedChunk* scratch, int tiles_at_once) {
+                                 PackedChunk* scratch, std::int64_t tiles_at_once) {
     return {tiles.chunks(row, first / kPackedChunkBlocks, num_chunks(count * kNvfp4BlockSize), scratch),
             tiles, row, first, tiles_at_once};
 }
@@ -244,7 +243,7 @@ void multiply_row(const Tiles& tiles, std::int64_t row, const typename Mode::Enc
     const std::int64_t blocks = num_blocks(cols);
     __m512 sum[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) sum[i] = _mm512_setzero_ps();
+    for (__m512& s : sum) s = _mm512_setzero_ps();
     for (std::int64_t first = 0; first < blocks; first += Mode::kDecodedBlocks) {
         const std::int64_t count = smaller(Mode::kDecodedBlocks, blocks - first);
         const auto weights0 = piece<Mode>(tiles, row, first, count, scratch.packed[0], 2);
@@ -301,7 +300,7 @@ void store_h(const GateUpTask& task, const Group& group, std::int64_t r, std::in
         Mode::encode(h, task.input_scale[row]);
 }
 
-inline PackedTiles packed_tiles(const std::uint8_t* packed, std::int64_t cols, int tile_rows) {
+inline PackedTiles packed_tiles(const std::uint8_t* packed, std::int64_t cols, std::int64_t tile_rows) {
     return {packed, cols, tile_rows,
             num_chunks(cols) * static_cast<std::int64_t>(sizeof(PackedChunk)) / tile_rows};
 }
