@@ -139,14 +139,17 @@ struct EmulatedMachine {
         for (int i = 0; i < 16; ++i) y[i] = scale * (factor * sums[i]);
     }
 
-    static void quantize(const Block& x, float input_scale, std::uint16_t* out) {
-        float values[kNvfp4BlockSize];
-        for (int i = 0; i < kNvfp4BlockSize; ++i) values[i] = format::bf16_to_float(x.bf16[i]);
-        std::uint8_t codes[kNvfp4BlockSize];
-        const float scale =
-            format::e4m3_decode(format::quantize_activation_block(values, input_scale, codes));
-        for (int i = 0; i < kNvfp4BlockSize; ++i) values[i] = format::e2m1_decode(codes[i]) * scale;
-        store_pairs(values, cpu::kActivationFactor, out);
+    static void quantize(const Block* blocks, int count, const float* input_scales, std::uint16_t* out,
+                         std::int64_t out_stride) {
+        for (int b = 0; b < count; ++b) {
+            float values[kNvfp4BlockSize];
+            for (int i = 0; i < kNvfp4BlockSize; ++i) values[i] = format::bf16_to_float(blocks[b].bf16[i]);
+            std::uint8_t codes[kNvfp4BlockSize];
+            const float scale =
+                format::e4m3_decode(format::quantize_activation_block(values, input_scales[b], codes));
+            for (int i = 0; i < kNvfp4BlockSize; ++i) values[i] = format::e2m1_decode(codes[i]) * scale;
+            store_pairs(values, cpu::kActivationFactor, out + b * out_stride);
+        }
     }
 
     static void scale_block(const std::uint16_t* bf16, float factor, std::uint16_t* out) {

@@ -6,6 +6,37 @@
 namespace moe4::cpu::amx {
 namespace {
 
+/// Largest magnitude of every vector, NaN where it has one: of magnitudes the bits are in order.
+__m512 largest_magnitudes(const __m512 (&x)[16]) {
+    __m512i two[8];  // of vectors i and i + 1 what is left to compare, side by side
+    for (int i = 0; i < 8; ++i) {
+        const __m512i a = _mm512_castps_si512(_mm512_abs_ps(x[2 * i]));
+        const __m512i b = _mm512_castps_si512(_mm512_abs_ps(x[2 * i + 1]));
+        two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    __m512i four[4];
+    for (int i = 0; i < 4; ++i) {
+        four[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                                   _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+    }
+    const auto join = [](__m512i a, __m512i b) {
+        return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+    };
+    return _mm512_castsi512_ps(join(join(four[0], four[1]), join(four[2], four[3])));
+}
+
+/// The e4m3 values next to x in [0, 448], ties to even.
+__m512 round_to_e4m3(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd);
+    const __m512 normal =
+        _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFF00000))));
+    const __m512 shift = _mm512_set1_ps(0x1p14F);  // its last bit is 2^-9, as that of a subnormal e4m3
+    const __mmask16 is_subnormal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(0x1p-6F), _CMP_LT_OQ);
+    return _mm512_mask_sub_ps(normal, is_subnormal, _mm512_add_ps(x, shift), shift);
+}
+
 struct Machine {
     struct alignas(64) TileConfig {
         std::uint8_t palette = 1;
@@ -75,6 +106,8 @@ struct Machine {
             _mm_prefetch(reinterpret_cast<const char*>(chunk) + kAhead + i, _MM_HINT_T0);
     }
 
+    using Block = __m256i;  // 16 bf16 values
+
     static __m256i load_bf16(const std::uint16_t* x) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
     }
@@ -101,10 +134,35 @@ struct Machine {
         store_bf16(_mm256_permutexvar_epi16(load_bf16(kPairOrder), bits), out);
     }
 
-    static void quantize(__m256i bf16, float input_scale, std::uint16_t* out) {
-        const QuantizedBlock block = quantize_block(bf16_to_float(bf16), input_scale);
-        const float factor = block.scale * (kActivationFactor / 2);
-        store_pairs(_mm512_mul_ps(_mm512_cvtepi32_ps(block.doubled), _mm512_set1_ps(factor)), out);
+    /// format::quantize_activation_block of up to 16 blocks, operation by operation, as bf16 values times
+    /// 2^112.
+    static void quantize(const Block* blocks, int count, const float* input_scales, std::uint16_t* out,
+                         std::int64_t out_stride) {
+        const auto in_use = static_cast<__mmask16>((1U << count) - 1U);
+        __m512 x[kTileRows];
+        for (int i = 0; i < kTileRows; ++i) x[i] = i < count ? bf16_to_float(blocks[i]) : _mm512_setzero_ps();
+        const __m512 largest = largest_magnitudes(x);
+        const __m512 input_scale = _mm512_maskz_loadu_ps(in_use, input_scales);
+        const __m512 ratio = _mm512_div_ps(_mm512_div_ps(largest, _mm512_set1_ps(6.0F)), input_scale);
+        const __mmask16 is_scaled = _mm512_cmp_ps_mask(input_scale, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        const __m512 scale =
+            _mm512_maskz_mov_ps(is_scaled, round_to_e4m3(_mm512_min_ps(ratio, _mm512_set1_ps(448.0F))));
+        const __m512 step = _mm512_mul_ps(scale, input_scale);
+
+        // What codes are multiplied by: 0 where all of them are to be 0, NaN where the block holds one.
+        const __mmask16 is_coded = _mm512_cmp_ps_mask(step, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        const __mmask16 is_nan = _mm512_cmp_ps_mask(largest, largest, _CMP_UNORD_Q);
+        const __m512 factor = _mm512_mask_mov_ps(
+            _mm512_maskz_mul_ps(is_coded, scale, _mm512_set1_ps(kActivationFactor / 2)), is_nan, largest);
+        alignas(64) float steps[kTileRows];
+        alignas(64) float factors[kTileRows];
+        _mm512_store_ps(steps, step);
+        _mm512_store_ps(factors, factor);
+        for (int i = 0; i < count; ++i) {
+            const __m512i doubled = double_and_round_to_e2m1(_mm512_div_ps(x[i], _mm512_set1_ps(steps[i])));
+            store_pairs(_mm512_mul_ps(_mm512_cvtepi32_ps(doubled), _mm512_set1_ps(factors[i])),
+                        out + i * out_stride);
+        }
     }
 
     static void scale_block(const std::uint16_t* bf16, float factor, std::uint16_t* out) {

@@ -16,11 +16,11 @@ namespace moe4::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
-constexpr std::int64_t kTileRows = 16;         // of a sum tile: activation rows
-constexpr std::int64_t kCellCols = 32;         // 64 bytes of an activation row
-constexpr std::int64_t kStepChunks = 4;        // decoded together, within L1
-constexpr std::int64_t kMaxGroups = 32;        // of rows that share a decoded step: bounds the scratch
-constexpr std::int64_t kPanelBytes = 1 << 20;  // of them: within the second cache
+constexpr std::int64_t kTileRows = 16;           // of a sum tile: activation rows
+constexpr std::int64_t kCellCols = 32;           // 64 bytes of an activation row
+constexpr std::int64_t kStepChunks = 2;          // decoded together, within L1
+constexpr std::int64_t kMaxGroups = 32;          // of rows that share a decoded step: bounds the scratch
+constexpr std::int64_t kPanelBytes = 512 << 10;  // of them: within the second cache
 constexpr std::int64_t kDecodedHalfBytes = kPackedHalfRows * kPackedChunkCols * 2;
 constexpr std::int64_t kDecodedBytes = 2 * kDecodedHalfBytes;  // of a chunk
 constexpr float kActivationFactor = 0x1p112F;
@@ -63,10 +63,14 @@ constexpr std::uint16_t kPairOrder[kBlock] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 
 struct W4a4 {
     static constexpr int kTileCols = 16;
     static constexpr std::int64_t kBlocksPerTile = 1;
+    static float sum_factor(const Panel&, const std::uint8_t*, std::int64_t) { return 1.0F; }
 };
 struct W4a16 {
     static constexpr int kTileCols = 32;
     static constexpr std::int64_t kBlocksPerTile = 2;
+    static float sum_factor(const Panel& panel, const std::uint8_t* data, std::int64_t row) {
+        return *panel.factor(const_cast<std::uint8_t*>(data), row);
+    }
 };
 
 /// bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the scale 2^-8; their product is
@@ -217,65 +221,71 @@ void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int6
     Machine::release_tiles();
 }
 
-/// use_row(row, sums of half 0, sums of half 1) for the rows of some groups.
-template <class UseRow>
-void for_each_row(const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups,
-                  const Panel& panel, const UseRow& use_row) {
-    const std::int64_t first = first_group * panel.group_rows;
-    const std::int64_t last = smaller(panel.num_rows, (first_group + num_groups) * panel.group_rows);
-    for (std::int64_t row = first; row < last; ++row) {
-        const GroupSums& group = sums[(row - first) / panel.group_rows];
-        const std::int64_t r = row % panel.group_rows;
-        use_row(row, group[0][r], group[1][r]);
+/// use_group(first row, number of rows, sums) for some groups.
+template <class UseGroup>
+void for_each_group(const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups,
+                    const Panel& panel, const UseGroup& use_group) {
+    for (std::int64_t g = 0; g < num_groups; ++g) {
+        const std::int64_t row = (first_group + g) * panel.group_rows;
+        if (row < panel.num_rows) use_group(row, smaller(panel.group_rows, panel.num_rows - row), sums[g]);
     }
 }
 
 template <class Machine, class Mode>
 void gate_up(const GateUpTask& task) {
-    constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
     const Panel panel(task.num_rows, task.hidden_size);
     const Panel h_panel(task.num_rows, task.intermediate_size);
-    auto* data = const_cast<std::uint8_t*>(task.panel);
     const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_gate_up) +
                           task.first / kPackedHalfRows * divide_up(task.hidden_size, kPackedChunkCols);
+    const auto store_h = [&](std::int64_t first_row, std::int64_t count, const GroupSums& sums,
+                             std::int64_t i) {
+        typename Machine::Block h[kTileRows];
+        for (std::int64_t r = 0; r < count; ++r) {
+            const std::int64_t row = first_row + r;
+            h[r] = Machine::activate(sums[0][r], sums[1][r], Mode::sum_factor(panel, task.panel, row),
+                                     task.gate_scale[row], task.up_scale[row]);
+            if (task.h_rows != nullptr)
+                Machine::store_bf16(h[r], task.h_rows + row * task.intermediate_size + i);
+        }
+        if (task.h_rows == nullptr) {
+            Machine::quantize(h, static_cast<int>(count), task.input_scale + first_row,
+                              h_panel.block(task.h_panel, first_row, i / kBlock), kCellCols);
+        }
+    };
     for_each_tile<Machine, Mode>(
         weights, (task.last - task.first) / kPackedHalfRows, task.hidden_size, task.panel, panel,
         *reinterpret_cast<Scratch*>(task.scratch),
-        [&](const GroupSums* sums, std::int64_t group, std::int64_t num_groups, std::int64_t tile) {
-            const std::int64_t i = task.first + tile * kPackedHalfRows;
-            for_each_row(
-                sums, group, num_groups, panel, [&](std::int64_t row, const float* gate, const float* up) {
-                    const float factor = kIsW4a4 ? 1.0F : *panel.factor(data, row);
-                    const auto h =
-                        Machine::activate(gate, up, factor, task.gate_scale[row], task.up_scale[row]);
-                    if (task.h_rows != nullptr) {
-                        Machine::store_bf16(h, task.h_rows + row * task.intermediate_size + i);
-                    } else if constexpr (kIsW4a4) {
-                        Machine::quantize(h, task.input_scale[row],
-                                          h_panel.block(task.h_panel, row, i / kBlock));
-                    }
-                });
+        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t tile) {
+            for_each_group(sums, first_group, num_groups, panel,
+                           [&](std::int64_t row, std::int64_t count, const GroupSums& group) {
+                               store_h(row, count, group, task.first + tile * kPackedHalfRows);
+                           });
         });
 }
 
 template <class Machine, class Mode>
 void down(const DownTask& task) {
-    constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
     const Panel panel(task.num_rows, task.intermediate_size);
-    auto* data = const_cast<std::uint8_t*>(task.panel);
     const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_down) +
                           task.first / kPackedTileRows * divide_up(task.intermediate_size, kPackedChunkCols);
+    const auto store_y = [&](std::int64_t first_row, std::int64_t count, const GroupSums& sums,
+                             std::int64_t c) {
+        for (std::int64_t r = 0; r < count; ++r) {
+            const std::int64_t row = first_row + r;
+            const float factor = Mode::sum_factor(panel, task.panel, row);
+            float* y = task.y + row * task.y_stride + c;
+            Machine::scale(sums[0][r], factor, task.scale[row], y);
+            Machine::scale(sums[1][r], factor, task.scale[row], y + kPackedHalfRows);
+        }
+    };
     for_each_tile<Machine, Mode>(
         weights, divide_up(task.last - task.first, kPackedTileRows), task.intermediate_size, task.panel,
         panel, *reinterpret_cast<Scratch*>(task.scratch),
-        [&](const GroupSums* sums, std::int64_t group, std::int64_t num_groups, std::int64_t tile) {
-            for_each_row(sums, group, num_groups, panel,
-                         [&](std::int64_t row, const float* low, const float* high) {
-                             const float factor = kIsW4a4 ? 1.0F : *panel.factor(data, row);
-                             float* y = task.y + row * task.y_stride + tile * kPackedTileRows;
-                             Machine::scale(low, factor, task.scale[row], y);
-                             Machine::scale(high, factor, task.scale[row], y + kPackedHalfRows);
-                         });
+        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t tile) {
+            for_each_group(sums, first_group, num_groups, panel,
+                           [&](std::int64_t row, std::int64_t count, const GroupSums& group) {
+                               store_y(row, count, group, tile * kPackedTileRows);
+                           });
         });
 }
 
@@ -288,8 +298,14 @@ void encode_rows(const EncodeTask& task) {
         const std::uint16_t* values = task.values + source * task.cols;
         auto* row = reinterpret_cast<std::uint16_t*>(task.rows +
                                                      static_cast<std::size_t>(r) * encoded_bytes(task.cols));
-        for (std::int64_t k = 0; k < task.cols; k += kBlock)
-            Machine::quantize(Machine::load_bf16(values + k), task.input_scale[r], row + k);
+        float input_scale[kTileRows];
+        for (float& scale : input_scale) scale = task.input_scale[r];
+        for (std::int64_t k = 0; k < task.cols; k += kTileRows * kBlock) {
+            typename Machine::Block blocks[kTileRows];
+            const std::int64_t count = smaller(kTileRows, (task.cols - k) / kBlock);
+            for (std::int64_t b = 0; b < count; ++b) blocks[b] = Machine::load_bf16(values + k + b * kBlock);
+            Machine::quantize(blocks, static_cast<int>(count), input_scale, row + k, kBlock);
+        }
     }
 }
 
