@@ -92,7 +92,7 @@ __m256 round_to_e4m3(__m256 x) {
     return _mm256_blendv_ps(normal, subnormal, _mm256_cmp_ps(x, _mm256_set1_ps(0x1p-6F), _CMP_LT_OQ));
 }
 
-/// Twice the nearest e2m1 of x, ties to the even code, saturating at 12.
+/// Twice the nearest e2m1 of x, ties to the even code, 12 at most; NaN gives 12.
 __m256i doubled_e2m1(Floats x) {
     // Adding 1.5 * 2^23 units in the last place rounds to that unit: a half below 2, one below 4, else two.
     const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value);
@@ -103,7 +103,8 @@ __m256i doubled_e2m1(Floats x) {
     __m256 rounded = _mm256_sub_ps(_mm256_add_ps(magnitude, shift), shift);
     rounded = _mm256_min_ps(rounded, _mm256_set1_ps(6.0F));
     const __m256i doubled = _mm256_cvtps_epi32(_mm256_add_ps(rounded, rounded));
-    return _mm256_sign_epi32(doubled, _mm256_or_si256(_mm256_castps_si256(x.value), _mm256_set1_epi32(1)));
+    const __m256i is_negative = _mm256_castps_si256(_mm256_cmp_ps(x.value, _mm256_setzero_ps(), _CMP_LT_OQ));
+    return _mm256_sub_epi32(_mm256_xor_si256(doubled, is_negative), is_negative);
 }
 
 /// Largest magnitude of every block, NaN where it has one: of magnitudes the bits are in order.

@@ -1,4 +1,4 @@
-// The AVX-512 kernels against the scalar ones, function by function: every count of rows in a group, groups
+// The vector kernels against the scalar ones, function by function: every count of rows in a group, groups
 // beyond one pass, slices of intermediates and columns, the quantiser's corners. Skipped where the CPU lacks
 // the instructions. The conformance suite runs whole layers.
 #include <gtest/gtest.h>
@@ -157,7 +157,7 @@ struct Pair {
 };
 std::ostream& operator<<(std::ostream& out, const Pair& pair) { return out << pair.kernel; }
 
-class Avx512 : public ::testing::TestWithParam<Pair> {
+class VectorKernels : public ::testing::TestWithParam<Pair> {
 protected:
     void SetUp() override {
         if (detect_isa() == 0) GTEST_SKIP() << "no instruction set of x86 here";
@@ -187,19 +187,19 @@ protected:
     }
 };
 
-TEST_P(Avx512, AnyNumberOfRows) {
+TEST_P(VectorKernels, AnyNumberOfRows) {
     RandomLayer layer({.hidden_size = 208, .intermediate_size = 80, .num_experts = 1});
     for (const std::int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 63, 64, 65})
         expect_same(layer.weights().experts[0], random_rows(count, 208, layer.random()), 1000);
 }
 
-TEST_P(Avx512, MoreRowsThanOnePass) {
+TEST_P(VectorKernels, MoreRowsThanOnePass) {
     RandomLayer layer({.hidden_size = 48, .intermediate_size = 48, .num_experts = 1});
     for (const std::int64_t count : {512, 513, 1030})
         expect_same(layer.weights().experts[0], random_rows(count, 48, layer.random()), 1000);
 }
 
-TEST_P(Avx512, AnySlice) {
+TEST_P(VectorKernels, AnySlice) {
     for (const BlockScales scales : {BlockScales::ordinary, BlockScales::every, BlockScales::vanishing}) {
         RandomLayer layer(
             {.hidden_size = 704, .intermediate_size = 112, .num_experts = 1, .block_scales = scales});
@@ -210,14 +210,14 @@ TEST_P(Avx512, AnySlice) {
     }
 }
 
-TEST_P(Avx512, LongRowsAndStrides) {
+TEST_P(VectorKernels, LongRowsAndStrides) {
     RandomLayer layer({.hidden_size = 2880, .intermediate_size = 1856, .num_experts = 1, .padding = 5});
     for (const std::int64_t count : {1, 9})
         expect_same(layer.weights().experts[0], random_rows(count, 2880, layer.random()), 7);
 }
 
 /// Blocks whose largest value makes the scale exact, and every other value a tie or its neighbour in bf16.
-TEST_P(Avx512, TiesOfTheQuantiser) {
+TEST_P(VectorKernels, TiesOfTheQuantiser) {
     constexpr float kTies[] = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
     RandomLayer layer({.hidden_size = 320, .intermediate_size = 64, .num_experts = 1});
     Rows rows = random_rows(4, 320, layer.random());
@@ -231,7 +231,7 @@ TEST_P(Avx512, TiesOfTheQuantiser) {
     expect_same(layer.weights().experts[0], rows, 1000);
 }
 
-TEST_P(Avx512, SpecialValuesUnderEveryGlobalScale) {
+TEST_P(VectorKernels, SpecialValuesUnderEveryGlobalScale) {
     RandomLayer layer(
         {.hidden_size = 160, .intermediate_size = 64, .num_experts = 1, .block_scales = BlockScales::every});
     for (const float scale : {0.0F, 0x1p-149F, 0x1p-126F, 1e-20F, 0.002F, 1.0F, 1e20F, 3e38F}) {
@@ -247,11 +247,13 @@ TEST_P(Avx512, SpecialValuesUnderEveryGlobalScale) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Avx512,
+INSTANTIATE_TEST_SUITE_P(Kernels, VectorKernels,
                          ::testing::Values(Pair{"avx512_vnni_w4a4", "scalar_w4a4"},
                                            Pair{"avx512_vnni_w4a4_in_place", "scalar_w4a4"},
                                            Pair{"avx512_w4a16_in_place", "scalar_w4a16"},
-                                           Pair{"avx512_w4a16", "scalar_w4a16"}));
+                                           Pair{"avx512_w4a16", "scalar_w4a16"},
+                                           Pair{"amx_w4a4", "scalar_w4a4"}, Pair{"avx2_w4a4", "scalar_w4a4"},
+                                           Pair{"avx2_w4a16", "scalar_w4a16"}));
 
 }  // namespace
 }  // namespace moe4::cpu
