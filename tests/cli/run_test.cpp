@@ -117,7 +117,7 @@ TEST_F(Run, ADataSectionAtAnOddAddressIsRead) {
     ++bytes[0];  // the header's length, of which nothing carries
     std::uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
-    bytes.insert(8 + static_cast<std::size_t>(length) - 1, " ");
+    bytes.insert(bytes.begin() + 8 + static_cast<std::ptrdiff_t>(length) - 1, ' ');
     const std::string path = folder_.write("x.safetensors", bytes).string();
     ASSERT_EQ(reinterpret_cast<std::uintptr_t>(SafetensorsFile::open(path).find("hidden")->data) % 2, 1U);
     ASSERT_EQ(moe4(arguments(path, {"--output-dtype", "f32", "--mode", "w4a16"})).exit_code, 0);
