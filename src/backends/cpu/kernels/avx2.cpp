@@ -196,34 +196,40 @@ struct W4a16 {
         _mm256_storeu_ps(reinterpret_cast<float*>(out) + kLanes, x.high.value);
     }
 
-    /// Columns 8 i .. 8 i + 7 of the 8 rows, exact.
-    [[gnu::always_inline]] static void decode_columns(const PackedGroup& group, int i, __m256 (&values)[8]) {
-        const __m256i table = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(0, 2, 4, 6, 8, 12, 16, 24, 0, -2, -4, -6, -8, -12, -16, -24));
-        const __m256 scale = group.quarter_scale(i / 2);
-        const __m256i even = _mm256_shuffle_epi8(table, low_nibbles(group.codes(i)));
-        const __m256i odd = _mm256_shuffle_epi8(table, high_nibbles(group.codes(i)));
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) {
-            const auto column = [&](__m256i codes) {
-                const __m256i quarters = _mm256_srai_epi32(_mm256_slli_epi32(codes, 24 - 8 * k), 24);
-                return _mm256_mul_ps(_mm256_cvtepi32_ps(quarters), scale);
-            };
-            values[2 * k] = column(even);
-            values[2 * k + 1] = column(odd);
+    /// Columns 8 i .. 8 i + 7 of 8 rows, a row a lane.
+    struct Columns {
+        __m256i even, odd;  // bytes 4 * e2m1
+        __m256 scale;       // 2^-26 * e4m3
+
+        [[gnu::always_inline]] Columns(const PackedGroup& group, std::int64_t i)
+            : scale(_mm256_mul_ps(group.quarter_scale(i / 2), _mm256_set1_ps(0x1p-24F))) {
+            const __m256i table = _mm256_broadcastsi128_si256(
+                _mm_setr_epi8(0, 2, 4, 6, 8, 12, 16, 24, 0, -2, -4, -6, -8, -12, -16, -24));
+            even = _mm256_shuffle_epi8(table, low_nibbles(group.codes(i)));
+            odd = _mm256_shuffle_epi8(table, high_nibbles(group.codes(i)));
         }
-    }
+
+        /// The exact weights of column 8 i + k. As the upper byte of an integer a code has its sign.
+        [[gnu::always_inline]] __m256 column(int k) const {
+            constexpr int kZeros = 0x808080;  // of the three bytes below
+            const int byte = k / 2;
+            const __m256i to_upper_byte = _mm256_broadcastsi128_si256(
+                _mm_setr_epi32(byte << 24 | kZeros, (byte + 4) << 24 | kZeros, (byte + 8) << 24 | kZeros,
+                               (byte + 12) << 24 | kZeros));
+            const __m256i upper_byte = _mm256_shuffle_epi8(k % 2 == 0 ? even : odd, to_upper_byte);
+            return _mm256_mul_ps(_mm256_cvtepi32_ps(upper_byte), scale);
+        }
+    };
 
     static void decode(const PackedChunk& chunk, std::int64_t position, Decoded& decoded) {
         for (int g = 0; g < kGroups; ++g) {
             const PackedGroup group(chunk, g);
             for (int i = 0; i < kPackedChunkCols / 8; ++i) {
-                __m256 values[8];
-                decode_columns(group, i, values);
+                const Columns columns(group, i);
                 float(*out)[kPackedHalfRows] =
                     decoded.values[g / 2] + position * kPackedChunkCols + std::int64_t{i} * 8;
 #pragma GCC unroll 8
-                for (int k = 0; k < 8; ++k) _mm256_store_ps(out[k] + g % 2 * kLanes, values[k]);
+                for (int k = 0; k < 8; ++k) _mm256_store_ps(out[k] + g % 2 * kLanes, columns.column(k));
             }
         }
     }
@@ -268,18 +274,22 @@ struct W4a16 {
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) sum[g][r] = _mm256_load_ps(sums[r] + g * kLanes);
         }
-        for (int i = 0; i < 2 * num_blocks; ++i) {
-#pragma GCC unroll 4
-            for (int g = 0; g < kGroups; ++g) {
-                __m256 values[8];
-                decode_columns(PackedGroup(chunk, g), i, values);
+        for (std::int64_t i = 0; i < 2 * num_blocks; ++i) {
+            const Columns columns[kGroups] = {{PackedGroup(chunk, 0), i},
+                                              {PackedGroup(chunk, 1), i},
+                                              {PackedGroup(chunk, 2), i},
+                                              {PackedGroup(chunk, 3), i}};
 #pragma GCC unroll 8
-                for (int k = 0; k < 8; ++k) {
+            for (int k = 0; k < 8; ++k) {
+                __m256 x[kRows];
 #pragma GCC unroll 2
-                    for (int r = 0; r < kRows; ++r) {
-                        const auto* x = reinterpret_cast<const float*>(rows + r * stride);
-                        sum[g][r] = _mm256_fmadd_ps(_mm256_set1_ps(x[8 * i + k]), values[k], sum[g][r]);
-                    }
+                for (int r = 0; r < kRows; ++r)
+                    x[r] = _mm256_set1_ps(reinterpret_cast<const float*>(rows + r * stride)[8 * i + k]);
+#pragma GCC unroll 4
+                for (int g = 0; g < kGroups; ++g) {
+                    const __m256 w = columns[g].column(k);
+#pragma GCC unroll 2
+                    for (int r = 0; r < kRows; ++r) sum[g][r] = _mm256_fmadd_ps(x[r], w, sum[g][r]);
                 }
             }
         }
