@@ -253,7 +253,9 @@ INSTANTIATE_TEST_SUITE_P(Kernels, VectorKernels,
                                            Pair{"avx512_w4a16_in_place", "scalar_w4a16"},
                                            Pair{"avx512_w4a16", "scalar_w4a16"},
                                            Pair{"amx_w4a4", "scalar_w4a4"}, Pair{"avx2_w4a4", "scalar_w4a4"},
-                                           Pair{"avx2_w4a16", "scalar_w4a16"}));
+                                           Pair{"avx2_w4a16", "scalar_w4a16"},
+                                           Pair{"avx2_w4a4_in_place", "scalar_w4a4"},
+                                           Pair{"avx2_w4a16_in_place", "scalar_w4a16"}));
 
 }  // namespace
 }  // namespace moe4::cpu

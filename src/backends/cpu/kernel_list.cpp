@@ -12,7 +12,7 @@ namespace amx {
 extern const Kernel kW4a16, kW4a4;
 }
 namespace avx2 {
-extern const Kernel kW4a16, kW4a4;
+extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
 }
 namespace avx512 {
 extern const Kernel kW4a16, kW4a16InPlace;
@@ -38,7 +38,9 @@ constexpr const Kernel* kKernels[] = {
     &avx512::kW4a16,
     &avx512::kW4a16InPlace,
     &avx2::kW4a4,
+    &avx2::kW4a4InPlace,
     &avx2::kW4a16,
+    &avx2::kW4a16InPlace,
 #endif
     &scalar::kW4a4,
     &scalar::kW4a16,

@@ -1,12 +1,11 @@
-// AVX2 on the packed layout: eight weight rows in the lanes of a register.
+// AVX2: eight weight rows in the lanes of a register.
 //   w4a4   Weight codes become the unsigned bytes 2 * e2m1 + 12, activation codes the signed bytes 2 * e2m1:
 //          vpmaddubsw multiplies and adds them, a block's sum of 8 products a lane staying below 2^15. What
 //          the bias adds is known when activations are encoded. Then one exact scaling and one fused
 //          multiply-add a block, as the contract has it (EncodedBlock says how).
 //   w4a16  The exact weight e2m1 * e4m3 in fp32 and one fused multiply-add a value, k ascending.
 // For many rows a piece of a tile is decoded once into L1; for few the codes are decoded in registers.
-#include "backends/cpu/kernels/avx2_vector.hpp"
-#include "backends/cpu/packed_layout.hpp"
+#include "backends/cpu/kernels/avx2_tiles.hpp"
 
 namespace moe4::cpu::avx2 {
 namespace {
@@ -14,9 +13,6 @@ namespace {
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
 constexpr std::int64_t kMaxRows = 512;             // rows that share a decoded tile: bounds the scratch
 constexpr std::int64_t kPanelBytes = 384 << 10;    // of them: within the second cache
-constexpr int kPrefetchBytes = 3072;               // ahead in the stream of weights
-
-std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 /// What 8 rows of weights hold of 16 columns: bytes 2 * e2m1 + 12, four columns of a row in each lane.
 struct WeightBlock {
@@ -43,11 +39,6 @@ struct PackedGroup {
 
 __m256i low_nibbles(__m256i codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
 __m256i high_nibbles(__m256i codes) { return low_nibbles(_mm256_srli_epi16(codes, 4)); }
-
-void prefetch(const PackedChunk& chunk) {
-    const auto* ahead = reinterpret_cast<const char*>(&chunk) + kPrefetchBytes;
-    for (std::size_t i = 0; i < sizeof(PackedChunk); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-}
 
 /// NVFP4 activations.
 struct W4a4 {
@@ -336,6 +327,7 @@ void with_count(std::int64_t count, const Call& call) {
 template <class Mode>
 struct Scratch {
     typename Mode::Decoded decoded;
+    alignas(64) PackedChunk chunk;
     float sums[kMaxRows][kPackedTileRows];
 };
 
@@ -346,8 +338,8 @@ std::size_t scratch_bytes(std::int64_t max_rows, std::int64_t, std::int64_t) {
 }
 
 /// sums[r] = panel[r] . (the 32 rows of the tile)
-template <class Mode>
-void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_t* panel,
+template <class Mode, class Tiles>
+void multiply_tile(const Tiles& tiles, std::int64_t tile, std::int64_t cols, const std::uint8_t* panel,
                    std::int64_t num_rows, Scratch<Mode>& scratch) {
     for (std::int64_t r = 0; r < num_rows; ++r) {
         for (int lane = 0; lane < kPackedTileRows; lane += kLanes)
@@ -358,9 +350,9 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
     if (num_rows <= Mode::kFewRows) {
         with_count(num_rows, [&]<int kCount>() {
             constexpr int kRows = kCount <= Mode::kFewRows ? kCount : 1;
-            for (std::int64_t block = 0; block < num_blocks; block += kPackedChunkBlocks, ++tile) {
-                prefetch(*tile);
-                Mode::template multiply<kRows>(*tile, smaller(kPackedChunkBlocks, num_blocks - block),
+            for (std::int64_t block = 0; block < num_blocks; block += kPackedChunkBlocks) {
+                const PackedChunk& chunk = tiles.chunk(tile, block / kPackedChunkBlocks, scratch.chunk);
+                Mode::template multiply<kRows>(chunk, smaller(kPackedChunkBlocks, num_blocks - block),
                                                panel + static_cast<std::size_t>(block) * Mode::kBlockBytes,
                                                stride, scratch.sums);
             }
@@ -371,9 +363,9 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
     constexpr std::int64_t kStepBlocks = Mode::kStepChunks * kPackedChunkBlocks;
     for (std::int64_t block = 0; block < num_blocks; block += kStepBlocks) {
         const std::int64_t count = smaller(kStepBlocks, num_blocks - block);
-        for (std::int64_t i = 0; i < (count + kPackedChunkBlocks - 1) / kPackedChunkBlocks; ++i, ++tile) {
-            prefetch(*tile);
-            Mode::decode(*tile, i, scratch.decoded);
+        for (std::int64_t i = 0; i * kPackedChunkBlocks < count; ++i) {
+            Mode::decode(tiles.chunk(tile, block / kPackedChunkBlocks + i, scratch.chunk), i,
+                         scratch.decoded);
         }
         for (std::int64_t step = 0; step < num_steps; ++step) {
             const std::int64_t first = step * num_rows / num_steps;
@@ -386,8 +378,6 @@ void multiply_tile(const PackedChunk* tile, std::int64_t cols, const std::uint8_
         }
     }
 }
-
-std::int64_t tile_chunks(std::int64_t cols) { return (cols + kPackedChunkCols - 1) / kPackedChunkCols; }
 
 /// Intermediates [i, i + 16) of rows [r, r + count): one block of h of each, at most 8.
 template <class Mode>
@@ -423,18 +413,17 @@ void store_h(const GateUpTask& task, std::int64_t r, int count, std::int64_t i,
                        stride);
 }
 
-template <class Mode>
+template <class Mode, class Tiles>
 void gate_up(const GateUpTask& task) {
     auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
-    const auto* tiles = reinterpret_cast<const PackedChunk*>(task.expert->packed_gate_up);
+    const Tiles tiles(task);
     const std::int64_t step = rows_at_once<Mode>(task.hidden_size);
     for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
         const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
         const std::uint8_t* panel =
             task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.hidden_size);
         for (std::int64_t i = task.first; i < task.last; i += kPackedHalfRows) {
-            const PackedChunk* tile = tiles + i / kPackedHalfRows * tile_chunks(task.hidden_size);
-            multiply_tile<Mode>(tile, task.hidden_size, panel, num_rows, scratch);
+            multiply_tile<Mode>(tiles, i / kPackedHalfRows, task.hidden_size, panel, num_rows, scratch);
             for (std::int64_t r = 0; r < num_rows; r += kLanes) {
                 const int count = static_cast<int>(smaller(kLanes, num_rows - r));
                 store_h<Mode>(task, first_row + r, count, i, scratch.sums + r);
@@ -443,18 +432,17 @@ void gate_up(const GateUpTask& task) {
     }
 }
 
-template <class Mode>
+template <class Mode, class Tiles>
 void down(const DownTask& task) {
     auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
-    const auto* tiles = reinterpret_cast<const PackedChunk*>(task.expert->packed_down);
+    const Tiles tiles(task);
     const std::int64_t step = rows_at_once<Mode>(task.intermediate_size);
     for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
         const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
         const std::uint8_t* panel =
             task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.intermediate_size);
         for (std::int64_t c = task.first; c < task.last; c += kPackedTileRows) {
-            const PackedChunk* tile = tiles + c / kPackedTileRows * tile_chunks(task.intermediate_size);
-            multiply_tile<Mode>(tile, task.intermediate_size, panel, num_rows, scratch);
+            multiply_tile<Mode>(tiles, c / kPackedTileRows, task.intermediate_size, panel, num_rows, scratch);
             for (std::int64_t r = 0; r < num_rows; ++r) {
                 const __m256 scale = _mm256_set1_ps(task.scale[first_row + r]);
                 float* y = task.y + (first_row + r) * task.y_stride + (c - task.first);
@@ -498,13 +486,13 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
 
 std::size_t bf16_row_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
 
-template <class Mode, std::size_t (*encoded_bytes)(std::int64_t)>
-constexpr Kernel make_kernel(const char* name, Precision precision) {
+template <class Mode, class Tiles, std::size_t (*encoded_bytes)(std::int64_t)>
+constexpr Kernel make_kernel(const char* name, Precision precision, const PackedLayout* layout) {
     const bool is_w4a4 = precision == Precision::w4a4;
     return {.name = name,
             .needs = kAvx2,
             .precision = precision,
-            .layout = &kPackedLayout,
+            .layout = layout,
             .min_rows = 1,
             .encodes_h = true,
             .encoded_bytes = encoded_bytes,
@@ -515,8 +503,8 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
             .gate_up_tile = kPackedHalfRows,
             .down_tile = kPackedTileRows,
             .scratch_bytes = scratch_bytes<Mode>,
-            .gate_up = gate_up<Mode>,
-            .down = down<Mode>,
+            .gate_up = gate_up<Mode, Tiles>,
+            .down = down<Mode, Tiles>,
             .combine = combine,
             .order = {},
             // Of each 11 vector operations, 4 are vpmaddubsw; 6 share its two pipes on AMD, and on Intel all
@@ -528,8 +516,14 @@ constexpr Kernel make_kernel(const char* name, Precision precision) {
 
 }  // namespace
 
-extern const Kernel kW4a16, kW4a4;
-const Kernel kW4a16 = make_kernel<W4a16, bf16_row_bytes>("avx2_w4a16", Precision::w4a16);
-const Kernel kW4a4 = make_kernel<W4a4, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4);
+extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
+const Kernel kW4a16 =
+    make_kernel<W4a16, PackedTiles, bf16_row_bytes>("avx2_w4a16", Precision::w4a16, &kPackedLayout);
+const Kernel kW4a16InPlace =
+    make_kernel<W4a16, InPlaceTiles, bf16_row_bytes>("avx2_w4a16_in_place", Precision::w4a16, nullptr);
+const Kernel kW4a4 =
+    make_kernel<W4a4, PackedTiles, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4, &kPackedLayout);
+const Kernel kW4a4InPlace =
+    make_kernel<W4a4, InPlaceTiles, row_stride<W4a4>>("avx2_w4a4_in_place", Precision::w4a4, nullptr);
 
 }  // namespace moe4::cpu::avx2

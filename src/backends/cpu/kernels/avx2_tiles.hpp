@@ -1,0 +1,109 @@
+#pragma once
+// Where the AVX2 kernels find a chunk of a tile: in the packed layout, or in the checkpoint as it lies, whose
+// rows are then brought into that order in L1. Anonymous as avx2_vector.hpp says.
+#include "backends/cpu/kernels/avx2_vector.hpp"
+#include "backends/cpu/packed_layout.hpp"
+
+namespace moe4::cpu::avx2 {
+namespace {
+
+std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+struct PackedTiles {
+    const PackedChunk* chunks;
+    std::int64_t num_chunks;  // of a tile
+
+    PackedTiles(const std::uint8_t* packed, std::int64_t cols)
+        : chunks(reinterpret_cast<const PackedChunk*>(packed)),
+          num_chunks((cols + kPackedChunkCols - 1) / kPackedChunkCols) {}
+    explicit PackedTiles(const GateUpTask& task)
+        : PackedTiles(task.expert->packed_gate_up, task.hidden_size) {}
+    explicit PackedTiles(const DownTask& task)
+        : PackedTiles(task.expert->packed_down, task.intermediate_size) {}
+
+    const PackedChunk& chunk(std::int64_t tile, std::int64_t i, PackedChunk& /*scratch*/) const {
+        constexpr std::size_t kAhead = 3072;
+        const PackedChunk& found = chunks[tile * num_chunks + i];
+        for (std::size_t line = 0; line < sizeof(PackedChunk); line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(&found) + kAhead + line, _MM_HINT_T0);
+        return found;
+    }
+};
+
+/// rows[r] lane c -> rows[c] lane r.
+[[gnu::always_inline]] inline void transpose(__m256i (&rows)[8]) {
+    __m256i a[8];  // pairs of rows: lanes 0 1 | 2 3 of every 128 bits
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+        a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    __m256i b[8];  // b[4 j + c]: rows 4 j .. 4 j + 3, lane c of every 128 bits
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        rows[c] = _mm256_permute2x128_si256(b[c], b[4 + c], 0x20);
+        rows[4 + c] = _mm256_permute2x128_si256(b[c], b[4 + c], 0x31);
+    }
+}
+
+struct InPlaceTiles {
+    Nvfp4View matrix[2];       // of the two halves
+    std::int64_t tile_rows;    // from one tile to the next
+    std::int64_t second_half;  // where its rows start behind the first half's
+
+    explicit InPlaceTiles(const GateUpTask& task)
+        : matrix{task.expert->gate, task.expert->up}, tile_rows(kPackedHalfRows), second_half(0) {}
+    explicit InPlaceTiles(const DownTask& task)
+        : matrix{task.expert->down, task.expert->down},
+          tile_rows(kPackedTileRows),
+          second_half(kPackedHalfRows) {}
+
+    const PackedChunk& chunk(std::int64_t tile, std::int64_t i, PackedChunk& scratch) const {
+        for (int half = 0; half < 2; ++half) {
+            const std::int64_t row = tile * tile_rows + half * second_half;
+            const std::int64_t num_blocks =
+                smaller(kPackedChunkBlocks, matrix[half].cols / kBlock - i * kPackedChunkBlocks);
+            if (row >= matrix[half].rows || num_blocks < kPackedChunkBlocks)
+                __builtin_memset(&scratch.half[half], 0, sizeof(PackedHalf));
+            if (row >= matrix[half].rows) continue;
+            for (int lane = 0; lane < kPackedHalfRows; lane += kLanes)
+                pack_rows(matrix[half], row + lane, i * kPackedChunkBlocks, num_blocks, scratch.half[half],
+                          lane);
+        }
+        return scratch;
+    }
+
+    /// `num_blocks` blocks of 8 rows into lanes [lane, lane + 8).
+    static void pack_rows(const Nvfp4View& m, std::int64_t row, std::int64_t block, std::int64_t num_blocks,
+                          PackedHalf& half, int lane) {
+        const std::uint8_t* codes = m.packed + row * m.packed_stride + block * kBlock / 2;
+        const std::uint8_t* scales = m.block_scale + row * m.scale_stride + block;
+        for (std::int64_t r = 0; r < kLanes; ++r) {
+            for (std::int64_t b = 0; b < num_blocks; ++b)
+                half.scale[b][lane + r] = scales[r * m.scale_stride + b];
+        }
+        if (num_blocks == kPackedChunkBlocks) {
+            __m256i rows[kLanes];
+            for (std::int64_t r = 0; r < kLanes; ++r) {
+                const std::uint8_t* from = codes + r * m.packed_stride;
+                _mm_prefetch(reinterpret_cast<const char*>(from) + 256, _MM_HINT_T0);
+                rows[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+            }
+            transpose(rows);
+            for (int i = 0; i < kLanes; ++i)
+                _mm256_store_si256(reinterpret_cast<__m256i*>(half.codes[i][lane]), rows[i]);
+            return;
+        }
+        for (std::int64_t r = 0; r < kLanes; ++r) {
+            for (std::int64_t i = 0; i < 2 * num_blocks; ++i)
+                __builtin_memcpy(half.codes[i][lane + r], codes + r * m.packed_stride + 4 * i, 4);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace moe4::cpu::avx2
