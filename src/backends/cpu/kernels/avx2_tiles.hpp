@@ -82,11 +82,8 @@ struct InPlaceTiles {
                           PackedHalf& half, int lane) {
         const std::uint8_t* codes = m.packed + row * m.packed_stride + block * kBlock / 2;
         const std::uint8_t* scales = m.block_scale + row * m.scale_stride + block;
-        for (std::int64_t r = 0; r < kLanes; ++r) {
-            for (std::int64_t b = 0; b < num_blocks; ++b)
-                half.scale[b][lane + r] = scales[r * m.scale_stride + b];
-        }
         if (num_blocks == kPackedChunkBlocks) {
+            pack_scales(scales, m.scale_stride, half, lane);
             __m256i rows[kLanes];
             for (std::int64_t r = 0; r < kLanes; ++r) {
                 const std::uint8_t* from = codes + r * m.packed_stride;
@@ -99,9 +96,26 @@ struct InPlaceTiles {
             return;
         }
         for (std::int64_t r = 0; r < kLanes; ++r) {
+            for (std::int64_t b = 0; b < num_blocks; ++b)
+                half.scale[b][lane + r] = scales[r * m.scale_stride + b];
             for (std::int64_t i = 0; i < 2 * num_blocks; ++i)
                 __builtin_memcpy(half.codes[i][lane + r], codes + r * m.packed_stride + 4 * i, 4);
         }
+    }
+
+    /// 4 scales of each of 8 rows.
+    static void pack_scales(const std::uint8_t* scales, std::int64_t stride, PackedHalf& half, int lane) {
+        alignas(32) std::uint8_t rows[kLanes][kPackedChunkBlocks];
+        for (int r = 0; r < kLanes; ++r) __builtin_memcpy(rows[r], scales + r * stride, kPackedChunkBlocks);
+        const __m256i by_block =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        const __m256i four_rows =
+            _mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i*>(rows)), by_block);
+        alignas(32) std::uint8_t blocks[kPackedChunkBlocks][kLanes];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(blocks),
+                           _mm256_permutevar8x32_epi32(four_rows, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+        for (int b = 0; b < kPackedChunkBlocks; ++b)
+            __builtin_memcpy(&half.scale[b][lane], blocks[b], kLanes);
     }
 };
 
