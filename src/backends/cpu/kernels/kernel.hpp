@@ -78,7 +78,7 @@ struct DownTask {
     std::int64_t num_rows, hidden_size, intermediate_size;
     std::int64_t first, last;  // multiples of down_tile, or last is hidden_size
     float* y;                  // row r at y + r * y_stride, column first at 0; aligned to 64
-    std::int64_t y_stride;     // floats, a multiple of 16
+    std::int64_t y_stride;     // floats, a multiple of 32 and of down_tile: whole tiles may be written
     std::uint8_t* scratch;
 };
 
