@@ -1,5 +1,6 @@
 // Times whole layers on the GPU: a graph of many layers, weights from HBM, routing of its own for each layer.
-//     moe4_cuda_bench [--sweep] [--w4a4] SHAPE TOKENS...      SHAPE: hidden,intermediate,experts,top_k
+//     moe4_cuda_bench [--limits] [--sweep] [--w4a4] SHAPE TOKENS...      SHAPE:
+//     hidden,intermediate,experts,top_k
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -164,17 +165,19 @@ private:
 
 void run(int argc, char** argv) {
     bool sweeps = false;
+    bool shows_limits = false;
     Problem problem;
     int at = 1;
     for (; at < argc && argv[at][0] == '-'; ++at) {
         sweeps |= std::strcmp(argv[at], "--sweep") == 0;
+        shows_limits |= std::strcmp(argv[at], "--limits") == 0;
         if (std::strcmp(argv[at], "--w4a4") == 0) problem.precision = Precision::w4a4;
     }
     long sizes[4] = {};
     if (at >= argc || std::sscanf(argv[at], "%ld,%ld,%ld,%ld", sizes, sizes + 1, sizes + 2, sizes + 3) != 4) {
-        std::fprintf(
-            stderr,
-            "usage: moe4_cuda_bench [--sweep] [--w4a4] hidden,intermediate,experts,top_k TOKENS...\n");
+        std::fprintf(stderr,
+                     "usage: moe4_cuda_bench [--limits] [--sweep] [--w4a4] hidden,intermediate,experts,top_k "
+                     "TOKENS...\n");
         std::exit(2);
     }
     problem.config.hidden_size = sizes[0];
@@ -187,7 +190,7 @@ void run(int argc, char** argv) {
     load_kernels();
     int num_sms = 0;
     check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), "attribute");
-    for (const MachineLimit& limit : measure_limits(num_sms))
+    for (const MachineLimit& limit : shows_limits ? measure_limits(num_sms) : std::vector<MachineLimit>{})
         std::printf("%s %.0f\n", std::string(limit.name).c_str(), limit.value);
     const double bytes = 0.5625 * 3 * static_cast<double>(sizes[0] * sizes[1] * sizes[2]);
     Bench bench(problem, bytes > 4e9 ? 1 : 2);

@@ -250,7 +250,10 @@ BackendInfo backend_info() {
         }
     }
     for (const Kernel& kernel : kernel_list())
-        info.kernels.push_back({kernel.name, kernel.precision, info.available});
+        info.kernels.push_back({.name = kernel.name,
+                                .precision = kernel.precision,
+                                .available = info.available,
+                                .limit = "cublas_bf16"});
     return info;
 }
 

@@ -1,11 +1,10 @@
 #pragma once
 // The vector type of moe/activations.hpp for a GPU's thread: one float. Compiled with -fmad=false, so that
-// every operation rounds as it is written.
+// every operation rounds as it is written and results are the CPU's.
 #include <bit>
 #include <cstdint>
 
 #include "moe/activations.hpp"
-#include "moe4/moe.hpp"
 
 #define MOE4_LANE __host__ __device__ friend
 
@@ -37,14 +36,6 @@ struct DeviceLane {
     MOE4_LANE DeviceLane min(DeviceLane a, DeviceLane b) { return {a.value < b.value ? a.value : b.value}; }
     MOE4_LANE DeviceLane max(DeviceLane a, DeviceLane b) { return {a.value > b.value ? a.value : b.value}; }
 };
-
-__device__ inline float activate(Activation activation, float gate, float up) {
-    switch (activation) {
-        case Activation::silu:
-            return moe::Silu::apply(DeviceLane{gate}, DeviceLane{up}).value;
-    }
-    return __int_as_float(0x7FC00000);
-}
 
 }  // namespace moe4::cuda
 

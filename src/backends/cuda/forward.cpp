@@ -127,6 +127,8 @@ private:
             .num_rows = in_.num_tokens,
             .device_num_rows = nullptr,
             .source_row = nullptr,
+            .slot_row = nullptr,
+            .slots_per_row = 0,
             .quantizes = is_w4a4(),
             .row_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
             .expert_scale = layer_.scales.input_scale,
@@ -135,10 +137,15 @@ private:
             .padded_cols = intermediate_size_,
             .num_padded_rows = num_slots_};
         if (!groups_x()) return group_and_encode(group_task, encode_task, stream_);
-        encode_task.num_rows = num_slots_;
-        encode_task.device_num_rows = num_rows();
-        encode_task.source_row = workspace<std::int32_t>(at_.row_token);
-        encode_task.row_expert = workspace<std::int32_t>(at_.row_expert);
+        if (codes_depend_on_expert(layer_.problem)) {
+            encode_task.num_rows = num_slots_;
+            encode_task.device_num_rows = num_rows();
+            encode_task.source_row = workspace<std::int32_t>(at_.row_token);
+            encode_task.row_expert = workspace<std::int32_t>(at_.row_expert);
+        } else {  // a token is read once and written to each of its rows
+            encode_task.slot_row = workspace<std::int32_t>(at_.slot_row);
+            encode_task.slots_per_row = layer_.top_k;
+        }
         group(group_task, stream_);
         encode(encode_task, stream_);
     }
@@ -256,7 +263,7 @@ private:
 /// decoding the weights again.
 int choose_shape(std::int64_t rows, std::int64_t experts_hit, std::int64_t out_rows, int num_sms) {
     enum { split_k, one_tile, two_tiles, four_tiles = 5 };
-    if (rows > 12 * experts_hit) return four_tiles;
+    if (rows > 14 * experts_hit) return four_tiles;
     if (rows > 4 * experts_hit) return two_tiles;
     const sm90::MmaShape& shape = sm90::kMmaShapes[one_tile];
     const std::int64_t items =

@@ -2,6 +2,7 @@
 // NVFP4 activations on the device. Kernels multiply e2m1 * e4m3 as one 16-bit number, which holds the product
 // exactly; the global scale A meets the fp32 sum. Formulas: format/quantize.hpp.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -16,47 +17,87 @@ __device__ inline std::uint32_t magnitude_bits(float x) { return __float_as_uint
 
 inline constexpr std::uint32_t kInfinityBits = 0x7F80'0000U;
 
-/// The e4m3 scale of a block whose largest magnitude has these bits.
-__device__ inline std::uint8_t block_scale_of(std::uint32_t largest, float global_scale) {
-    if (largest > kInfinityBits) return format::kE4m3NaN;
-    if (global_scale == 0.0F) return 0;
-    const float scale = __fdiv_rn(__fdiv_rn(__uint_as_float(largest), 6.0F), global_scale);
-    return format::e4m3_encode(fminf(format::kE4m3Max, scale));
+/// x / d to the last bit, given the correctly rounded 1 / d: one step of Newton's from a product (Markstein
+/// 1990). Holds short of overflow and underflow; an infinite x stays infinite.
+__device__ inline float divide(float x, float d, float reciprocal) {
+    const float q = x * reciprocal;
+    const float corrected = __fmaf_rn(__fmaf_rn(-q, d, x), reciprocal, q);
+    return magnitude_bits(q) < kInfinityBits ? corrected : q;
 }
 
-/// The codes of a block, as the numbers that GEMMs multiply.
+__device__ inline bool is_ordinary(float x) { return x > 0x1p-60F && x < 0x1p60F; }
+
+/// RNE to e4m3, at most 448, NaN to 0x7F; and back.
+__device__ inline float round_to_e4m3(float x) {
+    std::uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(x));
+    std::uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return __half2float(__ushort_as_half(static_cast<std::uint16_t>(halves)));
+}
+
+/// The scale of a block whose largest magnitude has these bits.
+__device__ inline float block_scale_of(std::uint32_t largest, float global_scale, float reciprocal) {
+    const float amax = __uint_as_float(largest);
+    if (is_ordinary(amax) && is_ordinary(global_scale))
+        return round_to_e4m3(divide(divide(amax, 6.0F, 1.0F / 6.0F), global_scale, reciprocal));
+    if (largest > kInfinityBits) return amax;
+    return global_scale == 0.0F ? 0.0F : round_to_e4m3(fminf(format::kE4m3Max, amax / 6.0F / global_scale));
+}
+
+/// |x| rounded to e2m1 (ties to even, at most 6), as a float. Below 1 the values are multiples of 1/2, which
+/// adding 2^22 rounds to; above, two bits of significand stay.
+__device__ inline float round_to_e2m1(float magnitude) {
+    const float small = (magnitude + 0x1p22F) - 0x1p22F;
+    const std::uint32_t bits = __float_as_uint(magnitude);
+    const float large = __uint_as_float((bits + 0x1FFFFFU + (bits >> 22 & 1U)) & 0xFFC00000U);
+    return magnitude < 1.0F ? small : fminf(large, format::kE2m1Max);
+}
+
+/// The values of a block as the numbers that GEMMs multiply, e2m1 * e4m3. `reciprocal` is 1 / global_scale.
 class BlockQuantizer {
 public:
-    __device__ BlockQuantizer(std::uint32_t largest, float global_scale)
-        : scale_(format::e4m3_decode(block_scale_of(largest, global_scale))),
-          divisor_(scale_ * global_scale),
-          reciprocal_(1.0F / divisor_),
-          is_ordinary_(divisor_ > 0x1p-100F && divisor_ < 0x1p100F) {}
+    __device__ BlockQuantizer(std::uint32_t largest, float global_scale, float reciprocal)
+        : BlockQuantizer(block_scale_of(largest, global_scale, reciprocal), global_scale) {}
 
-    /// e2m1 * e4m3, NaN for a block with a NaN.
-    __device__ float value(float x) const { return e2m1_value(code(x)) * scale_; }
+    /// Without branches. Holds where is_usual() says so afterwards.
+    __device__ static BlockQuantizer of_usual(std::uint32_t largest, float global_scale, float reciprocal) {
+        const float sixth = divide(__uint_as_float(largest), 6.0F, 1.0F / 6.0F);
+        return {round_to_e4m3(divide(sixth, global_scale, reciprocal)), global_scale};
+    }
+    __device__ bool is_usual(std::uint32_t largest, float global_scale) const {
+        return is_ordinary(__uint_as_float(largest)) && is_ordinary(global_scale) && is_ordinary(divisor_);
+    }
+    /// What underflows in the division lies far below 1/4, half of the smallest code.
+    __device__ float usual_value(float x) const {
+        return copysignf(round_to_e2m1(fabsf(divide(x, divisor_, reciprocal_))) * scale_, x);
+    }
 
-    __device__ std::uint8_t code(float x) const {
+    /// NaN for a block with a NaN.
+    __device__ float value(float x) const {
+        if (is_ordinary(divisor_)) return usual_value(x);
+        if (divisor_ == 0.0F || divisor_ != divisor_) return 0.0F * scale_;
+        return copysignf(round_to_e2m1(fabsf(x / divisor_)) * scale_, x);
+    }
+    /// The same as a code; a block with a NaN has zeros.
+    __device__ std::uint32_t code(float x) const {
         if (divisor_ == 0.0F || divisor_ != divisor_) return 0;
-        return format::e2m1_encode(is_ordinary_ ? quotient(x) : x / divisor_);
+        const float q = is_ordinary(divisor_) ? divide(x, divisor_, reciprocal_) : x / divisor_;
+        const float magnitude =
+            round_to_e2m1(fabsf(q)) * 0x1p-126F;  // exponent and mantissa are the code's bits
+        return __float_as_uint(magnitude) >> 22 | (__float_as_uint(x) >> 31) << 3;
+    }
+    __device__ std::uint8_t scale_byte() const {
+        std::uint16_t pair;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(scale_));
+        return static_cast<std::uint8_t>(pair & 0x7FU);
     }
 
 private:
-    /// x / divisor to the last bit wherever a code could change: with a correctly rounded reciprocal one step
-    /// of Newton's rounds correctly (Markstein 1990), short of underflow, which the range of divisors leaves
-    /// to quotients far below 1/4. An infinity would give a NaN on the way.
-    __device__ float quotient(float x) const {
-        const float q = x * reciprocal_;
-        const float corrected = __fmaf_rn(__fmaf_rn(-q, divisor_, x), reciprocal_, q);
-        return magnitude_bits(q) < kInfinityBits ? corrected : q;
-    }
-    /// The bits of a code are those of a float's exponent and mantissa, but for the bias.
-    __device__ static float e2m1_value(std::uint8_t code) {
-        return __uint_as_float((code & 8U) << 28 | (code & 7U) << 22) * 0x1p126F;
-    }
+    __device__ BlockQuantizer(float scale, float global_scale)
+        : scale_(scale), divisor_(scale * global_scale), reciprocal_(1.0F / divisor_) {}
 
     float scale_, divisor_, reciprocal_;
-    bool is_ordinary_;
 };
 
 /// Two values as one word, the first in the low half. fp16 here is exact; bf16 rounds to nearest even.

@@ -1,8 +1,8 @@
 #pragma once
 // The walk over a persistent block's items, and what happens to the sums of a tile: both GEMMs share them,
 // since their warps hold the same rows. Tile has Format, kGateUp, kHalfRows and kTileRows.
+#include "backends/cuda/activations.cuh"
 #include "backends/cuda/decode.cuh"
-#include "backends/cuda/device_lane.cuh"
 #include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/k_order.cuh"
 #include "backends/cuda/ptx/bulk_copy.cuh"
@@ -69,11 +69,12 @@ struct Lane {
 template <bool kGateUp>
 struct ExpertFactors {
     float factor[2];
-    float out_scale;  // A2, where h is quantised
+    float out_scale, out_reciprocal;  // A2 and 1 / A2, where h is quantised
 
     __device__ ExpertFactors(const GroupedGemm& gemm, int expert)
         : factor{gemm.factor[0][expert], kGateUp ? gemm.factor[1][expert] : 0.0F},
-          out_scale(kGateUp && gemm.out_scale != nullptr ? gemm.out_scale[expert] : 0.0F) {}
+          out_scale(kGateUp && gemm.out_scale != nullptr ? gemm.out_scale[expert] : 0.0F),
+          out_reciprocal(1.0F / out_scale) {}
 
     /// A * G, in double where A belongs to the row.
     __device__ float of_row(const GroupedGemm& gemm, int which, int expert, int row) const {
@@ -83,17 +84,27 @@ struct ExpertFactors {
     }
 };
 
+/// The blocks that no checkpoint's scales and no ordinary tokens give.
+__device__ __noinline__ inline float unusual_value(float x, std::uint32_t largest, float global_scale) {
+    return BlockQuantizer(largest, global_scale, 1.0F / global_scale).value(x);
+}
+
 /// h of two tokens (columns 2t and 2t + 1) and 16 indices of one block -> quantised in place.
-__device__ inline void quantize_h(float (&h)[2][2], float global_scale) {
+__device__ inline void quantize_h(float (&h)[2][2], float global_scale, float reciprocal) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         std::uint32_t largest = max(magnitude_bits(h[0][j]), magnitude_bits(h[1][j]));
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
             largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step));
-        const BlockQuantizer quantizer(largest, global_scale);
-        h[0][j] = quantizer.value(h[0][j]);
-        h[1][j] = quantizer.value(h[1][j]);
+        const BlockQuantizer quantizer = BlockQuantizer::of_usual(largest, global_scale, reciprocal);
+        if (__all_sync(0xFFFFFFFFU, quantizer.is_usual(largest, global_scale))) {
+            h[0][j] = quantizer.usual_value(h[0][j]);
+            h[1][j] = quantizer.usual_value(h[1][j]);
+        } else {
+            h[0][j] = unusual_value(h[0][j], largest, global_scale);
+            h[1][j] = unusual_value(h[1][j], largest, global_scale);
+        }
     }
 }
 
@@ -134,7 +145,7 @@ __device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const Seg
             }
         }
         const bool quantizes = Tile::Format::kF16 && gemm.out_scale != nullptr;
-        if (quantizes) quantize_h(h, factors.out_scale);
+        if (quantizes) quantize_h(h, factors.out_scale, factors.out_reciprocal);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             if (quantizes)

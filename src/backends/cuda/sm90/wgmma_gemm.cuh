@@ -7,6 +7,8 @@
 //
 // While the tensor cores work on one word of every row (two k16 steps), the next one is decoded into the
 // other half of the A registers.
+#include <utility>
+
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/epilogue.cuh"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
@@ -118,6 +120,32 @@ __device__ __forceinline__ void keep_behind(WgmmaSums& sums) {
     }
 }
 
+/// The sums of sixteen tokens. Registers have no index, so all but one of the copies are skipped.
+template <int... pairs>
+__device__ __forceinline__ void copy_pair(float (&part)[2][2][4], const WgmmaSums& sums, int pair,
+                                          std::integer_sequence<int, pairs...>) {
+    const auto copy = [&]<int n>(std::integral_constant<int, n>) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) part[i / 8][i / 4 % 2][i % 4] = sums[i / 8][2 * n + i / 4 % 2][i % 4];
+    };
+    ((pair == pairs ? copy(std::integral_constant<int, pairs>{}) : void()), ...);
+}
+
+/// Sixteen tokens at a time in a loop that is not unrolled: ten copies of gate_up's code would not fit into
+/// the instruction cache.
+template <class Tile>
+__device__ __forceinline__ void store_gate_up_in_pairs(const GroupedGemm& gemm, const Segment& segment,
+                                                       int first, const ExpertFactors<true>& factors,
+                                                       const WgmmaSums& sums, const Lane& lane) {
+#pragma unroll 1
+    for (int pair = 0; pair * 16 < segment.num_rows; ++pair) {
+        float part[2][2][4];
+        copy_pair(part, sums, pair, std::make_integer_sequence<int, kWgmmaTileTokens / 16>{});
+        const Segment rows{segment.expert, segment.first_row + pair * 16, segment.num_rows - pair * 16, 0};
+        store_gate_up<Tile, 2>(gemm, rows, first, factors, part, lane);
+    }
+}
+
 struct WgmmaRings {
     RingPosition weights, tokens;
 };
@@ -177,9 +205,9 @@ __device__ __forceinline__ void multiply_wgmma_item(const GroupedGemm& gemm, con
     if (lane.index == 0) ptx::mbarrier_arrive(shared.tokens_empty(unreleased));
     const int first = tile * Tile::kTileRows + warp * 16;
     if constexpr (Tile::kGateUp)
-        store_gate_up<Tile>(gemm, segment, first, factors, sums, lane);
+        store_gate_up_in_pairs<Tile>(gemm, segment, first, factors, sums, lane);
     else
-        store_down<Tile>(gemm, segment, first, factors, sums, lane);
+        store_down<Tile, kWgmmaTileTokens / 8>(gemm, segment, first, factors, sums, lane);
 }
 
 template <class Tile>

@@ -17,6 +17,7 @@ namespace moe4::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kEncodeThreads = 128;
 constexpr int kCounters = 8192;  // warps that count x experts
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
@@ -48,39 +49,70 @@ public:
         for (int i = static_cast<int>(threadIdx.x); i < num_warps_ * task_.num_held; i += kThreads)
             counters_[i] = 0;
         __syncthreads();
-        if (warp_ < num_warps_) for_each_slot([](std::int64_t, std::int32_t) {});
+        if (warp_ < num_warps_) count();
         __syncthreads();
         place_experts();
         __syncthreads();
-        if (warp_ < num_warps_)
-            for_each_slot([&](std::int64_t slot, std::int32_t place) { write(slot, place); });
+        if (warp_ < num_warps_) place_slots();
     }
 
 private:
-    __device__ std::int32_t held_expert(std::int64_t slot) const {
-        if (slot >= task_.num_slots) return -1;
+    __device__ std::int32_t held_expert(std::int64_t slot, std::int64_t last) const {
+        if (slot >= last) return -1;
         const std::int32_t id = task_.top_k_ids[slot];
         const bool is_held = id >= task_.first_expert && id - task_.first_expert < task_.num_held;
         return is_held ? id - task_.first_expert : -1;
     }
 
-    /// Adds this warp's slots to its counters, in order; visit(slot, value of the counter before it) for all.
+    /// visit(slot, its expert or -1, whether it is one) by all lanes for this warp's slots, in order.
     template <class Visit>
     __device__ void for_each_slot(const Visit& visit) {
+        constexpr int kAhead = 8;  // loads in flight
         const std::int64_t stretch = round_up((task_.num_slots + num_warps_ - 1) / num_warps_, 32);
-        std::int32_t* counters = counters_ + warp_ * task_.num_held;
         const std::int64_t last = min(task_.num_slots, (warp_ + 1) * stretch);
-        for (std::int64_t first = warp_ * stretch; first < last; first += 32) {
-            const std::int64_t slot = first + lane_;
-            const std::int32_t expert = held_expert(slot);
-            const unsigned same = __match_any_sync(kAllLanes, expert);
-            std::int32_t place = -1;
-            if (expert >= 0) place = counters[expert] + __popc(same & ((1U << lane_) - 1U));
-            __syncwarp();
-            if (expert >= 0 && lane_ == __ffs(static_cast<int>(same)) - 1) counters[expert] += __popc(same);
-            __syncwarp();
-            if (slot < task_.num_slots) visit(slot, place);
+        for (std::int64_t first = warp_ * stretch; first < last; first += 32 * kAhead) {
+            std::int32_t experts[kAhead];
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) experts[i] = held_expert(first + i * 32 + lane_, last);
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                const std::int64_t slot = first + i * 32 + lane_;
+                if (slot - lane_ < last) visit(slot, experts[i], slot < last);
+            }
         }
+    }
+
+    /// The order of these additions does not show in the sums.
+    __device__ void count() {
+        std::int32_t* counters = counters_ + warp_ * task_.num_held;
+        for_each_slot([&](std::int64_t, std::int32_t expert, bool) {
+            if (expert >= 0) atomicAdd(counters + expert, 1);
+        });
+    }
+
+    /// The lanes with the same expert. Ballots on its bits: match.any costs a multiprocessor far more.
+    __device__ unsigned same_expert(std::int32_t expert) const {
+        unsigned same = kAllLanes;
+        for (int bit = 0; bit == 0 || (task_.num_held >> (bit - 1)) != 0;
+             ++bit) {  // one more, which -1 alone has
+            const bool is_set = (expert >> bit & 1) != 0;
+            const unsigned set = __ballot_sync(kAllLanes, is_set);
+            same &= is_set ? set : ~set;
+        }
+        return same;
+    }
+
+    __device__ void place_slots() {
+        std::int32_t* places = counters_ + warp_ * task_.num_held;
+        for_each_slot([&](std::int64_t slot, std::int32_t expert, bool is_slot) {
+            const unsigned same = same_expert(expert);
+            const int rank = __popc(same & ((1U << lane_) - 1U));
+            const std::int32_t row = expert >= 0 ? places[expert] + rank : -1;
+            __syncwarp();
+            if (expert >= 0 && rank == 0) places[expert] += __popc(same);
+            __syncwarp();
+            if (is_slot) write(slot, expert, row);
+        });
     }
 
     /// Turns the counters into the first place of each (warp, expert), and writes the segments.
@@ -114,11 +146,11 @@ private:
         }
     }
 
-    __device__ void write(std::int64_t slot, std::int32_t row) {
+    __device__ void write(std::int64_t slot, std::int32_t expert, std::int32_t row) {
         task_.out.slot_row[slot] = row;
         if (row < 0) return;
-        task_.out.row_token[row] = static_cast<std::int32_t>(slot / task_.top_k);
-        task_.out.row_expert[row] = task_.top_k_ids[slot] - task_.first_expert;
+        task_.out.row_token[row] = static_cast<std::int32_t>(slot) / task_.top_k;
+        task_.out.row_expert[row] = expert;
     }
 
     const GroupTask& task_;
@@ -159,7 +191,7 @@ __device__ void quantize_block(float (&x)[16], float global_scale) {
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < 16; ++i) largest = max(largest, magnitude_bits(x[i]));
-    const BlockQuantizer quantizer(largest, global_scale);
+    const BlockQuantizer quantizer(largest, global_scale, 1.0F / global_scale);
 #pragma unroll
     for (int i = 0; i < 16; ++i) x[i] = quantizer.value(x[i]);
 }
@@ -182,20 +214,31 @@ __device__ void transpose_in_quad(std::uint32_t (&pairs)[4]) {
     }
 }
 
+/// A lane's share of a quad's blocks: eight values that lie side by side, of word 0 and of word 1.
+struct PermutedBlock {
+    uint4 words[2];
+};
+
 /// By whole quads.
 template <bool kF16>
-__device__ void store_block(std::uint16_t* row, const BlockPlace& place, const float (&x)[16]) {
+__device__ PermutedBlock permute_block(const float (&x)[16]) {
+    PermutedBlock block;
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
         std::uint32_t pairs[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) pairs[n] = pack_pair<kF16>(x[word * 8 + n], x[word * 8 + n + 4]);
         transpose_in_quad(pairs);
-        const std::int64_t first = place.chunk * kChunk + (place.block * 2 + word) * 32;
-        const int n = place.quad;  // 8 (n % 2) + 16 (n / 2) is where its eight values begin
-        *reinterpret_cast<uint4*>(row + first + n % 2 * 8 + n / 2 * 16) =
-            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        block.words[word] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
+    return block;
+}
+
+__device__ void store_block(std::uint16_t* row, const BlockPlace& place, const PermutedBlock& block) {
+    const int n = place.quad;  // 8 (n % 2) + 16 (n / 2) is where its eight values begin
+    std::uint16_t* const to = row + place.chunk * kChunk + place.block * 64 + n % 2 * 8 + n / 2 * 16;
+    *reinterpret_cast<uint4*>(to) = block.words[0];
+    *reinterpret_cast<uint4*>(to + 32) = block.words[1];
 }
 
 __device__ float scale_of_row(const EncodeTask& task, std::int64_t row, std::int64_t source) {
@@ -214,23 +257,34 @@ __device__ void zero_padding(const EncodeTask& task, std::int64_t thread, std::i
     }
 }
 
+/// Part `part` of `num_parts` blocks of threads: whole rows, a thread a block of values.
 template <bool kQuantizes>
-__device__ void encode_rows(const EncodeTask& task, std::int64_t thread, std::int64_t num_threads) {
+__device__ void encode_rows(const EncodeTask& task, int part, int num_parts) {
     const std::int64_t width = permuted_size(task.cols);
-    const std::int64_t blocks = width / 16;
+    const int blocks = static_cast<int>(width / 16);
     const std::int64_t num_rows = task.device_num_rows == nullptr ? task.num_rows : *task.device_num_rows;
-    for (std::int64_t i = thread; i < num_rows * blocks; i += num_threads) {
-        const std::int64_t row = i / blocks;
+    for (std::int64_t row = part; row < num_rows; row += num_parts) {
         const std::int64_t source = task.source_row == nullptr ? row : task.source_row[row];
-        const BlockPlace place(i % blocks);
-        float x[16] = {};
-        if (place.first_k() < task.cols) {
-            load_block(task.source + source * task.cols + place.first_k(), x);
-            if (kQuantizes) quantize_block(x, scale_of_row(task, row, source));
+        const std::int32_t* const slot_row =
+            task.slot_row == nullptr ? nullptr : task.slot_row + row * task.slots_per_row;
+        for (int i = static_cast<int>(threadIdx.x); i < blocks; i += static_cast<int>(blockDim.x)) {
+            const BlockPlace place(i);
+            float x[16] = {};
+            if (place.first_k() < task.cols) {
+                load_block(task.source + source * task.cols + place.first_k(), x);
+                if (kQuantizes) quantize_block(x, scale_of_row(task, row, source));
+            }
+            const PermutedBlock block = permute_block<kQuantizes>(x);
+            if (slot_row == nullptr) store_block(task.rows + row * width, place, block);
+            for (int j = 0; slot_row != nullptr && j < task.slots_per_row; ++j) {
+                if (slot_row[j] >= 0) store_block(task.rows + slot_row[j] * width, place, block);
+            }
         }
-        store_block<kQuantizes>(task.rows + row * width, place, x);
     }
-    if (task.padded_rows != nullptr) zero_padding(task, thread, num_threads);
+    if (task.padded_rows != nullptr) {
+        zero_padding(task, std::int64_t{part} * blockDim.x + threadIdx.x,
+                     std::int64_t{num_parts} * blockDim.x);
+    }
 }
 
 template <bool kQuantizes>
@@ -239,8 +293,7 @@ __global__ void __launch_bounds__(kThreads)
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0) return group_slots(group);
-    encode_rows<kQuantizes>(encode, std::int64_t{blockIdx.x - 1} * kThreads + threadIdx.x,
-                            std::int64_t{gridDim.x - 1} * kThreads);
+    encode_rows<kQuantizes>(encode, static_cast<int>(blockIdx.x) - 1, static_cast<int>(gridDim.x) - 1);
 }
 
 __global__ void __launch_bounds__(kThreads) group_kernel(const GroupTask task) {
@@ -250,11 +303,10 @@ __global__ void __launch_bounds__(kThreads) group_kernel(const GroupTask task) {
 }
 
 template <bool kQuantizes>
-__global__ void __launch_bounds__(256) encode_kernel(const EncodeTask task) {
+__global__ void __launch_bounds__(kEncodeThreads) encode_kernel(const EncodeTask task) {
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
-    encode_rows<kQuantizes>(task, std::int64_t{blockIdx.x} * 256 + threadIdx.x,
-                            std::int64_t{gridDim.x} * 256);
+    encode_rows<kQuantizes>(task, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
 }
 
 __global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask task) {
@@ -278,7 +330,7 @@ __global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask ta
             }
         }
         quantize_block(x, task.row_scale[i / blocks]);
-        store_block<true>(row, place, x);
+        store_block(row, place, permute_block<true>(x));
     }
 }
 
@@ -323,15 +375,16 @@ unsigned blocks_for(std::int64_t work, int threads) {
     return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 2048 ? 2048 : blocks);
 }
 
-std::int64_t encode_work(const EncodeTask& task) {
+/// Blocks of threads for rows to encode and padding to clear.
+unsigned encode_blocks(const EncodeTask& task, int threads) {
     const std::int64_t padding = permuted_size(task.padded_cols) - task.padded_cols;
-    return std::max(task.num_rows * permuted_size(task.cols) / 16, task.num_padded_rows * padding / 2);
+    return std::max(blocks_for(task.num_rows, 1), blocks_for(task.num_padded_rows * padding / 2, threads));
 }
 
 }  // namespace
 
 void group_and_encode(const GroupTask& group, const EncodeTask& encode, cudaStream_t stream) {
-    const dim3 grid(1 + blocks_for(encode_work(encode), kThreads));
+    const dim3 grid(1 + encode_blocks(encode, kThreads));
     launch(encode.quantizes ? group_and_encode_kernel<true> : group_and_encode_kernel<false>, grid, kThreads,
            0, stream, group, encode);
 }
@@ -342,7 +395,7 @@ void group(const GroupTask& task, cudaStream_t stream) {
 
 void encode(const EncodeTask& task, cudaStream_t stream) {
     launch(task.quantizes ? encode_kernel<true> : encode_kernel<false>,
-           dim3(blocks_for(encode_work(task), 256)), 256, 0, stream, task);
+           dim3(encode_blocks(task, kEncodeThreads)), kEncodeThreads, 0, stream, task);
 }
 
 void requantize(const RequantizeTask& task, cudaStream_t stream) {

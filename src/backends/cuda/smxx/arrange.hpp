@@ -44,11 +44,13 @@ struct EncodeTask {
     std::int64_t num_rows;                // of the output, or at most where device_num_rows says how many
     const std::int32_t* device_num_rows;  // nullptr: num_rows
     const std::int32_t* source_row;       // of each output row; nullptr: itself
-    bool quantizes;                       // to fp16 e2m1 * e4m3, else the bf16 values
-    const float* row_scale;               // A of each source row; nullptr: expert_scale
-    const float* expert_scale;            // A of each expert
-    const std::int32_t* row_expert;       // of each output row; nullptr: expert 0's for all
-    std::uint16_t* padded_rows;           // other rows whose padding is to be zeroed: h; nullptr: none
+    const std::int32_t* slot_row;  // [rows, slots_per_row] where each row goes, -1: nowhere; nullptr: its own
+    std::int32_t slots_per_row;
+    bool quantizes;                  // to fp16 e2m1 * e4m3, else the bf16 values
+    const float* row_scale;          // A of each source row; nullptr: expert_scale
+    const float* expert_scale;       // A of each expert
+    const std::int32_t* row_expert;  // of each output row; nullptr: expert 0's for all
+    std::uint16_t* padded_rows;      // other rows whose padding is to be zeroed: h; nullptr: none
     std::int64_t padded_cols;
     std::int64_t num_padded_rows;
 };
