@@ -1,5 +1,5 @@
 // The packed layout holds every code and scale where its header says, and zeros where the matrix has nothing.
-// Skipped where the CPU cannot make it.
+// Of the AVX-512 packer skipped where the CPU lacks it.
 #include "backends/cpu/packed_layout.hpp"
 
 #if defined(__x86_64__)
@@ -44,35 +44,43 @@ void expect_tile(const PackedChunk* tile, std::int64_t num_chunks, int half, con
     }
 }
 
-TEST(PackedLayout, HoldsEveryElementAndZeros) {
-    if ((detect_isa() & kAvx512) == 0) GTEST_SKIP() << "this CPU lacks avx512";
+void expect_every_element_and_zeros(const PackedLayout& layout) {
     SCOPED_TRACE(seed_note());
     constexpr std::pair<std::int64_t, std::int64_t> kSizes[] = {{16, 16}, {48, 80}, {208, 112}, {320, 64}};
     for (const auto& [hidden, intermediate] : kSizes) {
         RandomLayer layer(
             {.hidden_size = hidden, .intermediate_size = intermediate, .num_experts = 1, .padding = 3});
         const ExpertWeights& expert = layer.weights().experts[0];
-        const std::size_t gate_up_bytes = kPackedLayout.gate_up_bytes(intermediate, hidden);
+        const std::size_t gate_up_bytes = layout.gate_up_bytes(intermediate, hidden);
         const std::int64_t chunks = (hidden + kPackedChunkCols - 1) / kPackedChunkCols;
         ASSERT_EQ(gate_up_bytes, static_cast<std::size_t>(intermediate / 16 * chunks) * sizeof(PackedChunk));
         const AlignedBuffer gate_up(gate_up_bytes);
         const auto* tile = static_cast<const PackedChunk*>(gate_up.workspace().data);
-        kPackedLayout.pack_gate_up(expert.gate.weight, expert.up.weight,
-                                   static_cast<std::uint8_t*>(gate_up.workspace().data));
+        layout.pack_gate_up(expert.gate.weight, expert.up.weight,
+                            static_cast<std::uint8_t*>(gate_up.workspace().data));
         for (std::int64_t row = 0; row < intermediate; row += 16, tile += chunks) {
             expect_tile(tile, chunks, 0, expert.gate.weight, row);
             expect_tile(tile, chunks, 1, expert.up.weight, row);
         }
 
         const std::int64_t down_chunks = (intermediate + kPackedChunkCols - 1) / kPackedChunkCols;
-        const AlignedBuffer down(kPackedLayout.down_bytes(hidden, intermediate));
+        const AlignedBuffer down(layout.down_bytes(hidden, intermediate));
         tile = static_cast<const PackedChunk*>(down.workspace().data);
-        kPackedLayout.pack_down(expert.down.weight, static_cast<std::uint8_t*>(down.workspace().data));
+        layout.pack_down(expert.down.weight, static_cast<std::uint8_t*>(down.workspace().data));
         for (std::int64_t row = 0; row < hidden; row += 32, tile += down_chunks) {
             expect_tile(tile, down_chunks, 0, expert.down.weight, row);
             expect_tile(tile, down_chunks, 1, expert.down.weight, row + 16);
         }
     }
+}
+
+TEST(PackedLayout, HoldsEveryElementAndZeros) {
+    if ((detect_isa() & kAvx512) == 0) GTEST_SKIP() << "this CPU lacks avx512";
+    expect_every_element_and_zeros(kPackedLayout);
+}
+
+TEST(PackedLayout, IsTheSameWithoutAnInstructionSet) {
+    expect_every_element_and_zeros(kPortablePackedLayout);
 }
 
 }  // namespace

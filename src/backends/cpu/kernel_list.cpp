@@ -83,7 +83,7 @@ Support serves(const Kernel& kernel, const Problem& problem, const Allowed& allo
 /// Whether a kernel that serves the problem has a place behind those chosen before it.
 Support joins(const Kernel& kernel, const std::vector<const Kernel*>& chosen) {
     if (chosen.empty()) return {};
-    if (kernel.layout != chosen.front()->layout)
+    if (layout_name(kernel) != layout_name(*chosen.front()))
         return {"reads " + layout_name(kernel) + ", and " + chosen.front()->name + " reads " +
                 layout_name(*chosen.front())};
     if (kernel.order != chosen.front()->order)

@@ -33,7 +33,9 @@ struct PackedChunk {
 };
 static_assert(sizeof(PackedChunk) == kPackedTileRows * kPackedChunkCols * 9 / 16);
 
-/// Its functions need AVX-512 F, BW and VL (kernels/avx512_layout.cpp), as all its kernels do.
+/// Packed with AVX-512 F, BW and VL (kernels/avx512_layout.cpp), which the kernels that name it need as well.
 extern const PackedLayout kPackedLayout;
+/// The same bytes without any instruction set, for kernels of machines that lack AVX-512.
+extern const PackedLayout kPortablePackedLayout;
 
 }  // namespace moe4::cpu

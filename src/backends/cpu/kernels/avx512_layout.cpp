@@ -22,7 +22,7 @@ void pack(const InPlaceTiles& tiles, std::int64_t num_rows, std::uint8_t* out) {
             if (chunk + 1 < count) {
                 tiles.chunks(row, chunk, 2, tile + chunk);
             } else {
-                PackedChunk pair[2];
+                alignas(64) PackedChunk pair[2];
                 tile[chunk] = *tiles.chunks(row, chunk, 2, pair);
             }
         }
