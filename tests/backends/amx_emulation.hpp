@@ -84,15 +84,6 @@ struct EmulatedMachine {
         return x;
     }
     static void store(void* data, const Vector& x) { std::memcpy(data, &x, sizeof(x)); }
-    static Vector shift_left_8(const Vector& x) {
-        return map(x, [](unsigned lane) { return lane << 8; });
-    }
-    static Vector shift_left_4(const Vector& x) {
-        return map(x, [](unsigned lane) { return lane << 4; });
-    }
-    static Vector shift_right_4(const Vector& x) {
-        return map(x, [](unsigned lane) { return lane >> 4; });
-    }
 
     static Vector expand_scales(const std::uint8_t* scales) {
         Vector x;
@@ -100,10 +91,11 @@ struct EmulatedMachine {
         return x;
     }
 
+    template <int kNibble>
     static Vector decode(const Vector& codes, const Vector& scales) {
         Vector out;
         for (int i = 0; i < 32; ++i) {
-            const auto code = static_cast<std::uint8_t>(codes.lanes[i] >> 8 & 15);
+            const auto code = static_cast<std::uint8_t>(codes.lanes[i] >> (4 * kNibble) & 15);
             const float value = 256.0F * format::e2m1_decode(code);
             out.lanes[i] = moved_by_three(f16_bits(value * format::f16_to_float(scales.lanes[i])));
         }
@@ -164,12 +156,6 @@ private:
         std::uint16_t bits;
         std::memcpy(&bits, tiles[kTile].bytes[row] + 2 * i, 2);
         return format::bf16_to_float(bits);
-    }
-
-    template <class Function>
-    static Vector map(Vector x, const Function& function) {
-        for (std::uint16_t& lane : x.lanes) lane = static_cast<std::uint16_t>(function(lane));
-        return x;
     }
 
     /// Of a number that is zero or a normal half without rounding.

@@ -78,9 +78,6 @@ struct Machine {
 
     static __m512i load(const void* data) { return _mm512_load_si512(data); }
     static void store(void* data, __m512i x) { _mm512_store_si512(data, x); }
-    static __m512i shift_left_8(__m512i x) { return _mm512_slli_epi16(x, 8); }
-    static __m512i shift_left_4(__m512i x) { return _mm512_slli_epi16(x, 4); }
-    static __m512i shift_right_4(__m512i x) { return _mm512_srli_epi16(x, 4); }
 
     /// 2^-8 of 16 scales as fp16, each twice.
     static __m512i expand_scales(const std::uint8_t* scales) {
@@ -88,13 +85,18 @@ struct Machine {
         return _mm512_or_si512(_mm512_slli_epi32(wide, 7), _mm512_slli_epi32(wide, 23));
     }
 
-    /// The nibble at bit 8 of every 16 is looked up, whatever lies above it: the table repeats.
+    /// Of nibble kNibble of every 16 bits, brought to the upper byte by a shift that leaves the multiplier's
+    /// port alone. What comes along above it does not matter: the table repeats.
+    template <int kNibble>
     static __m512i decode(__m512i codes, __m512i scales) {
+        const __m512i from_bit =
+            _mm512_set1_epi64(std::int64_t{4 * kNibble} * 0x0100'0100'0100'0100 + 0x3000'2000'1000'0000);
+        const __m512i nibbles = _mm512_multishift_epi64_epi8(from_bit, codes);
         const __m512i upper_bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(
             0, 0x58, 0x5C, 0x5E, 0x60, 0x62, 0x64, 0x66, static_cast<char>(0x80), static_cast<char>(0xD8),
             static_cast<char>(0xDC), static_cast<char>(0xDE), static_cast<char>(0xE0),
             static_cast<char>(0xE2), static_cast<char>(0xE4), static_cast<char>(0xE6)));
-        const __m512i values = _mm512_maskz_permutexvar_epi8(0xAAAA'AAAA'AAAA'AAAA, codes, upper_bytes);
+        const __m512i values = _mm512_maskz_permutexvar_epi8(0xAAAA'AAAA'AAAA'AAAA, nibbles, upper_bytes);
         const __m512h product = _mm512_mul_ph(_mm512_castsi512_ph(values), _mm512_castsi512_ph(scales));
         return _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(product), 3),
                                 _mm512_set1_epi16(static_cast<short>(0x8FFF)));

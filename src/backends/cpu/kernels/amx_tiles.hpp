@@ -81,10 +81,10 @@ void decode_half(const PackedHalf& half, std::uint8_t* out) {
         const auto scales = Machine::expand_scales(half.scale[block]);
         for (int i = 2 * block; i < 2 * block + 2; ++i, out += 256) {
             const auto codes = Machine::load(half.codes[i]);
-            Machine::store(out, Machine::decode(Machine::shift_left_8(codes), scales));
-            Machine::store(out + 64, Machine::decode(Machine::shift_left_4(codes), scales));
-            Machine::store(out + 128, Machine::decode(codes, scales));
-            Machine::store(out + 192, Machine::decode(Machine::shift_right_4(codes), scales));
+            Machine::store(out, Machine::template decode<0>(codes, scales));
+            Machine::store(out + 64, Machine::template decode<1>(codes, scales));
+            Machine::store(out + 128, Machine::template decode<2>(codes, scales));
+            Machine::store(out + 192, Machine::template decode<3>(codes, scales));
         }
     }
 }
