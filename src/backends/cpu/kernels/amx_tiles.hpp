@@ -5,9 +5,8 @@
 // Weights are decoded to exact bf16 tiles of w * 2^-112, activations carry 2^112 and are arranged in the same
 // pairs (k, k + 4). tdpbf16ps adds to every sum two chains of multiply-adds from zero, one over the first of
 // each pair and one over the second:
-//   w4a4   over 16 columns both chains and their sum are exact, so the block's exact contribution is added
-//   with
-//          one rounding: the contract's order.
+//   w4a4   over 16 columns both chains and their sum are exact, so a block's exact contribution is added
+//          with one rounding: the contract's order.
 //   w4a16  over 32 columns, for twice the speed; the order is the instruction's own (SumOrder::two_chains).
 //          A row that holds values of 2^15 or more is scaled down by a power of two that its sums get back.
 #include "backends/cpu/packed_layout.hpp"
