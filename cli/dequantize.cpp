@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "command.hpp"
 #include "engine_options.hpp"
@@ -69,10 +70,18 @@ private:
     std::vector<std::uint16_t> bf16_;
 };
 
+/// Weights that w4a16 refuses cannot mean anything. (Input scales play no part in either.)
+void refuse_meaningless_scales(const LayerInfo& info) {
+    if (std::find(info.modes.begin(), info.modes.end(), Precision::w4a16) != info.modes.end()) return;
+    throw Error(ErrorKind::broken_file, info.refusals.front());
+}
+
 int dequantize_layer(const Options& options) {
     Progress progress("opening " + options.folder);
+    refuse_to_overwrite(options.output, options.folder);
     const Checkpoint checkpoint = Checkpoint::open(options.folder);
     const MoeWeights weights = checkpoint.moe_layer(options.layer);
+    refuse_meaningless_scales(checkpoint.inspect_layer(options.layer, Checkpoint::Scan::block_scales));
     const ExpertRange experts = chosen_experts(options, weights.config.num_experts);
     const DType dtype = options.dtype == "bf16" ? DType::bf16 : DType::f32;
     const std::vector<TensorSpec> tensors = tensors_of(weights, experts, dtype);

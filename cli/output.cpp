@@ -12,17 +12,39 @@
 
 namespace moe4::cli {
 
-void print(std::string_view text) {
+namespace {
+
+/// Names come from files that anybody may have written: their control characters stay out of the terminal.
+std::string printable(std::string_view text) {
+    std::string safe(text);
+    for (char& c : safe) {
+        const auto byte = static_cast<unsigned char>(c);
+        if ((byte < 0x20 && c != '\n') || byte == 0x7F) c = '?';
+    }
+    return safe;
+}
+
+void write_stdout(std::string_view text) {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
         throw Error(ErrorKind::machine, fmt::format("stdout cannot be written: {}", std::strerror(errno)));
     }
 }
 
+}  // namespace
+
+void print(std::string_view text) { write_stdout(printable(text)); }
+
 void print_json(const Json& document) {
-    print(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");  // names may be no UTF-8
+    write_stdout(document.dump(2, ' ', false, Json::error_handler_t::replace) +
+                 "\n");  // names may be no UTF-8
 }
 
-void note(std::string_view sentence) { fmt::print(stderr, "moe4: {}\n", sentence); }
+void note(std::string_view sentence) { write_stderr(fmt::format("moe4: {}\n", printable(sentence))); }
+
+void write_stderr(std::string_view text) {
+    // A stderr that cannot be written is no reason to fail, nor to say so.
+    (void)std::fwrite(text.data(), 1, text.size(), stderr);
+}
 
 namespace {
 

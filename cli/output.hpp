@@ -12,7 +12,8 @@ using Json = nlohmann::ordered_json;  // a NaN or an infinity is printed as null
 
 void print(std::string_view text);  // throws machine when stdout cannot be written
 void print_json(const Json& document);
-void note(std::string_view sentence);  // "moe4: <sentence>" on stderr
+void note(std::string_view sentence);      // "moe4: <sentence>" on stderr
+void write_stderr(std::string_view text);  // as it is; never fails
 
 /// Columns as wide as their widest cell; those that hold only numbers are flush right.
 class Table {

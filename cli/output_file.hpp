@@ -8,8 +8,11 @@
 
 namespace moe4::cli {
 
+/// Throws invalid_argument when `output` is `input`, or a file of the folder `input`.
+void refuse_to_overwrite(const std::filesystem::path& output, const std::filesystem::path& input);
+
 /// One at a time in a process. Until finish() the bytes lie beside the file (see SafetensorsWriter); SIGINT,
-/// SIGTERM and SIGHUP remove them before they end the process.
+/// SIGTERM and their like remove them before they end the process.
 class OutputFile {
 public:
     OutputFile(const std::filesystem::path& path, std::span<const TensorSpec> tensors)

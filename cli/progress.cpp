@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "output.hpp"
+
 namespace moe4::cli {
 
 using namespace std::chrono_literals;
@@ -48,7 +50,7 @@ void Progress::end() {
 }
 
 void Progress::erase() {
-    if (is_terminal_ && is_shown_) fmt::print(stderr, "\r\x1b[K");
+    if (is_terminal_ && is_shown_) write_stderr("\r\x1b[K");
     is_shown_ = false;
 }
 
@@ -58,7 +60,7 @@ void Progress::report_until_stopped() {
     for (auto wait = 1000ms; !stopping_.wait_for(lock, wait, [this] { return is_stopped_; });
          wait = is_terminal_ ? 200ms : 5000ms) {
         if (what_.empty()) continue;
-        fmt::print(stderr, fmt::runtime(frame), line());
+        write_stderr(fmt::format(fmt::runtime(frame), line()));
         is_shown_ = true;
     }
     erase();

@@ -157,6 +157,8 @@ int run(const Options& options) {
     Progress progress("opening " + options.folder);
     const Checkpoint checkpoint = Checkpoint::open(options.folder);
     const MoeConfig config = checkpoint.moe_config(options.layer);
+    refuse_to_overwrite(options.output, options.folder);
+    refuse_to_overwrite(options.output, options.input);
     const LayerInput input(options.input, config);
     const Mode mode = choose_mode(options.engine, checkpoint, options.layer);
     const auto backend = open_backend(options.engine);

@@ -167,7 +167,10 @@ std::string describe_weights(const LayertestReport::Weights& found, const MoeWei
 }
 
 std::string describe_sound(const LayertestReport& report) {
-    std::string sentence = "nothing is wrong: ";
+    std::string sentence = report.weights
+                               ? "nothing is wrong: "
+                               : "the engine is right; the weights were not judged, which takes the BF16 "
+                                 "original as a reference: ";
     if (report.weights) {
         sentence += "the weights lie " + text(report.weights->overall.rel_l2) +
                     " from the reference (the worst matrix " +
