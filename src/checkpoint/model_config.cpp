@@ -103,16 +103,16 @@ public:
 
     std::vector<std::int64_t> integers(std::string_view key, std::int64_t min, std::int64_t max) const {
         std::vector<std::int64_t> result;
-        for (const json& element : array(key)) result.push_back(checked_integer(key, element, min, max));
+        each_element(key, [&](const json& e) { result.push_back(checked_integer(key, e, min, max)); });
         return result;
     }
 
     std::vector<std::string> strings(std::string_view key) const {
         std::vector<std::string> result;
-        for (const json& element : array(key)) {
-            if (!element.is_string()) refuse(key, element, "strings");
-            result.push_back(element.get<std::string>());
-        }
+        each_element(key, [&](const json& e) {
+            if (!e.is_string()) refuse(key, e, "strings");
+            result.push_back(e.get<std::string>());
+        });
         return result;
     }
 
@@ -145,12 +145,13 @@ private:
         return value.get<std::int64_t>();
     }
 
-    const json& array(std::string_view key) const {
-        static const json kEmpty = json::array();
+    /// element(value) for every element of an array; nothing when the key is absent.
+    template <class Element>
+    void each_element(std::string_view key, Element element) const {
         const json* value = find(key);
-        if (value == nullptr) return kEmpty;
+        if (value == nullptr) return;
         if (!value->is_array()) refuse(key, *value, "an array");
-        return *value;
+        for (const json& e : *value) element(e);
     }
 
     const json& object_;

@@ -28,8 +28,8 @@ private:
 }  // namespace
 
 const Dialect& compressed_tensors() {
-    static const CompressedTensors dialect;
-    return dialect;
+    static const CompressedTensors kDialect;
+    return kDialect;
 }
 
 }  // namespace moe4::checkpoint

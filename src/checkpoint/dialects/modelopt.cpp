@@ -31,8 +31,8 @@ private:
 }  // namespace
 
 const Dialect& modelopt() {
-    static const Modelopt dialect;
-    return dialect;
+    static const Modelopt kDialect;
+    return kDialect;
 }
 
 }  // namespace moe4::checkpoint
