@@ -7,7 +7,6 @@ if(has_cuda)
   add_executable(moe4_cuda_bench ${CMAKE_CURRENT_LIST_DIR}/layer_bench.cpp)
   target_link_libraries(moe4_cuda_bench PRIVATE moe4_options)
   foreach(target moe4_cuda_test moe4_cuda_bench)
-    get_property(folders GLOBAL PROPERTY MOE4_FOLDERS)  # what the library hides: internals are called here
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${CMAKE_CURRENT_SOURCE_DIR})
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(${target} PRIVATE moe4 ${has_cuda} Threads::Threads)

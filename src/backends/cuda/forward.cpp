@@ -91,11 +91,13 @@ private:
     }
 
     Grouping grouping() const {
+        const bool depends_on_expert = codes_depend_on_expert(layer_.problem);
+        const bool reads_row_token = !groups_x() || depends_on_expert || scales_belong_to_rows();
         return {.num_segments = num_segments(),
                 .num_rows = num_rows(),
                 .segments = workspace<Segment>(at_.segments),
-                .row_token = workspace<std::int32_t>(at_.row_token),
-                .row_expert = workspace<std::int32_t>(at_.row_expert),
+                .row_token = reads_row_token ? workspace<std::int32_t>(at_.row_token) : nullptr,
+                .row_expert = depends_on_expert ? workspace<std::int32_t>(at_.row_expert) : nullptr,
                 .slot_row = workspace<std::int32_t>(at_.slot_row)};
     }
 

@@ -149,8 +149,9 @@ private:
     __device__ void write(std::int64_t slot, std::int32_t expert, std::int32_t row) {
         task_.out.slot_row[slot] = row;
         if (row < 0) return;
-        task_.out.row_token[row] = static_cast<std::int32_t>(slot) / task_.top_k;
-        task_.out.row_expert[row] = expert;
+        if (task_.out.row_token != nullptr)
+            task_.out.row_token[row] = static_cast<std::int32_t>(slot) / task_.top_k;
+        if (task_.out.row_expert != nullptr) task_.out.row_expert[row] = expert;
     }
 
     const GroupTask& task_;

@@ -22,6 +22,7 @@ struct Grouping {
     std::int32_t* num_segments;  // [1]
     std::int32_t* num_rows;      // [1]
     Segment* segments;
+    // Scattered writes of one block are slow: nullptr where nobody reads them.
     std::int32_t* row_token;   // [rows]
     std::int32_t* row_expert;  // [rows], counted from the first one held
     std::int32_t* slot_row;    // [num_tokens, top_k]; -1: adds nothing
