@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "command.hpp"
 #include "engine_options.hpp"
+#include "moe4/error.hpp"
 #include "output.hpp"
 #include "progress.hpp"
 
@@ -192,11 +194,34 @@ Json json_of(const Checkpoint& checkpoint, const std::vector<LayerInfo>& layers)
             {"warnings", checkpoint.warnings()}};
 }
 
+/// A checkpoint that can be read but is of no kind that is known: what run would say is all there is to list.
+int list_refusal(const Options& options, const Error& refusal) {
+    if (options.is_json) {
+        print_json(Json{{"dialect", nullptr},
+                        {"family", nullptr},
+                        {"layers", Json::array()},
+                        {"refusals", {refusal.what()}},
+                        {"disagreements", Json::array()},
+                        {"unmatched", Json::array()},
+                        {"unused", Json::array()}});
+    } else {
+        print(options.folder + "\n" + list_text("run would refuse", {refusal.what()}));
+    }
+    return kOk;
+}
+
 int inspect(const Options& options) {
     const auto scan =
         options.skips_scan ? Checkpoint::Scan::headers_and_scalars : Checkpoint::Scan::block_scales;
     Progress progress("opening " + options.folder);
-    const Checkpoint checkpoint = Checkpoint::open(options.folder);
+    std::optional<Checkpoint> opened;
+    try {
+        opened = Checkpoint::open(options.folder);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::unsupported) throw;
+        return list_refusal(options, error);
+    }
+    const Checkpoint& checkpoint = *opened;
     progress.begin("reading scales, layers");
     const std::vector<LayerInfo> layers = inspect_layers(checkpoint, scan, progress);
     progress.begin("comparing with the config");

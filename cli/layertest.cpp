@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <thread>
 
 #include "command.hpp"
 #include "engine_options.hpp"
@@ -16,6 +19,21 @@
 namespace moe4::cli {
 
 namespace {
+
+/// The comparisons' threads: as many as the engine's. Empty, which leaves it to the library, for an engine
+/// without any.
+ParallelFor on_threads(int num_threads) {
+    if (num_threads == 0) return {};
+    return [num_threads](int count, void (*body)(void*, int), void* context) {
+        std::atomic<int> next = 0;
+        const auto work = [&] {
+            for (int i = next++; i < count; i = next++) body(context, i);
+        };
+        std::vector<std::jthread> others;
+        for (int i = 1; i < std::min(num_threads, count); ++i) others.emplace_back(work);
+        work();
+    };
+}
 
 struct Options {
     std::string folder;
@@ -105,7 +123,8 @@ public:
                 .report = layertest(
                     *layer, weights, reference_of(layer_number),
                     {tokens.hidden.data(), DType::bf16, {tokens.count, weights.config.hidden_size}, {}},
-                    tokens.routing(), [this](int done, int total) { progress_.update(done, total); })};
+                    tokens.routing(), [this](int done, int total) { progress_.update(done, total); }, {},
+                    on_threads(backend_.num_threads()))};
     }
 
 private:

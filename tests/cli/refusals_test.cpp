@@ -92,13 +92,33 @@ TEST_P(Refusal, HasItsExitCodeNamesTheTensorAndLeavesNoFile) {
     const auto message = json_error(finished).at("message").get<std::string>();
     EXPECT_NE(message.find(damage.tensor), std::string::npos) << message;
     EXPECT_EQ(names_in(folder_.path()), std::vector<std::string>{"x.safetensors"});
-    if (std::string(damage.mode) == "w4a4") {
+    const bool is_of_inputs = std::string(damage.mode) == "w4a4";
+    if (is_of_inputs) {
         EXPECT_EQ(run("w4a16").exit_code, 0) << "w4a16 never looks at input scales";
     }
+
+    const std::string checkpoint = checkpoint_.folder().path().string();
+    const Finished inspected = moe4({"inspect", checkpoint, "--json"});
+    EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+    EXPECT_NE(inspected.out.find(damage.tensor), std::string::npos) << inspected.out;
+    const std::string output = (folder_ / "w.safetensors").string();
+    EXPECT_EQ(moe4({"dequantize", checkpoint, "--layer", "0", "--output", output}).exit_code,
+              is_of_inputs ? 0 : damage.exit_code);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, Refusal, testing::ValuesIn(kDamages),
                          [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST(Output, NeverReplacesAnInput) {
+    const CheckpointFixture checkpoint;
+    const auto folder = checkpoint.write();
+    const std::string shard = (folder / "model.safetensors").string();
+    const std::string before = read_file(shard);
+    const Finished finished = moe4({"dequantize", folder.string(), "--layer", "0", "--output", shard});
+    EXPECT_EQ(finished.exit_code, 2);
+    EXPECT_NE(finished.err.find("is an input of this command"), std::string::npos) << finished.err;
+    EXPECT_EQ(read_file(shard), before);
+}
 
 using FileDamage = std::pair<const char*, std::function<void(std::string&)>>;
 
