@@ -199,18 +199,13 @@ void run(int argc, char** argv) {
         const GemmChoice chosen = bench.chosen();
         const double us = bench.time(chosen, 9);
         const char* const kind = chosen.uses_wgmma ? "wgmma" : "mma";
-        std::printf("%s %s M=%ld: %.1f us, %.2fx floor (%s %d, %d)", argv[at],
+        std::printf("%s %s M=%ld: %.1f us, %.2fx floor (%s %d)", argv[at],
                     problem.precision == Precision::w4a4 ? "w4a4" : "w4a16", static_cast<long>(m), us,
-                    us / bench.floor_us(), kind, chosen.gate_up, chosen.down);
+                    us / bench.floor_us(), kind, chosen.mma_shape);
         if (sweeps) {
             std::printf(" | wgmma %.1f", bench.time({.uses_wgmma = true}, 5));
-            for (int g = 0; g < sm90::kNumMmaShapes; ++g) {
-                for (int d = 0; d < sm90::kNumMmaShapes; ++d) {
-                    if (sm90::kMmaShapes[g].token_tiles != sm90::kMmaShapes[d].token_tiles) continue;
-                    const bool is_pair_of_chosen = g == chosen.gate_up || d == chosen.down || g == d;
-                    if (is_pair_of_chosen) std::printf(" | %d,%d %.1f", g, d, bench.time({false, g, d}, 5));
-                }
-            }
+            for (int shape = 0; shape < sm90::kNumMmaShapes; ++shape)
+                std::printf(" | mma %d %.1f", shape, bench.time({.mma_shape = shape}, 5));
         }
         std::printf("\n");
         std::fflush(stdout);

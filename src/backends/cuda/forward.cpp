@@ -18,7 +18,7 @@ int shared_bytes_for(const sm90::MmaShape& shape) {
 }
 
 /// The mma shape whose weight boxes the wgmma kernels read as well.
-constexpr int kWgmmaMaps = 2;
+constexpr int kWgmmaMaps = 4;
 static_assert(sm90::kMmaShapes[kWgmmaMaps].half_rows() == sm90::kWgmmaHalfRows);
 
 std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
@@ -29,8 +29,6 @@ std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
 bool may_group_x(const Problem& problem, std::int64_t wgmma_min_rows) {
     return codes_depend_on_expert(problem) || rows_per_expert(problem, problem.max_tokens) >= wgmma_min_rows;
 }
-
-constexpr int kBarrierBytes = 2 * 8 * sm90::kMaxStages;
 
 class Forward {
 public:
@@ -47,9 +45,17 @@ public:
     void run() const {
         if (scales_belong_to_rows()) scale_x();
         arrange();
-        multiply(gate_up(), Half::gate_up);
-        if (scales_belong_to_rows()) requantize_h();
-        multiply(down(), Half::down);
+        if (choice_.uses_wgmma) {
+            multiply_wgmma(gate_up(), Half::gate_up);
+            if (scales_belong_to_rows()) requantize_h();
+            multiply_wgmma(down(), Half::down);
+        } else if (scales_belong_to_rows()) {
+            multiply_mma(true, false);
+            requantize_h();
+            multiply_mma(false, true);
+        } else {
+            multiply_mma(true, true);
+        }
         combine({.y = workspace<float>(at_.y),
                  .slot_row = workspace<std::int32_t>(at_.slot_row),
                  .top_k_weights = in_.top_k_weights,
@@ -82,13 +88,10 @@ private:
     }
 
     int largest_segment() const {
-        const int tile =
-            choice_.uses_wgmma ? sm90::kWgmmaTileTokens : 8 * mma_shape(Half::gate_up).token_tiles;
+        const int tile = choice_.uses_wgmma ? sm90::kWgmmaTileTokens : 8 * mma_shape().token_tiles;
         return static_cast<int>(std::min<std::int64_t>(tile, in_.num_tokens));
     }
-    const sm90::MmaShape& mma_shape(Half half) const {
-        return sm90::kMmaShapes[half == Half::gate_up ? choice_.gate_up : choice_.down];
-    }
+    const sm90::MmaShape& mma_shape() const { return sm90::kMmaShapes[choice_.mma_shape]; }
 
     Grouping grouping() const {
         const bool depends_on_expert = codes_depend_on_expert(layer_.problem);
@@ -121,6 +124,8 @@ private:
                                    .first_expert = layer_.held.first,
                                    .num_held = layer_.num_held(),
                                    .largest_segment = largest_segment(),
+                                   .cleared = workspace<std::int32_t>(at_.progress),
+                                   .num_cleared = choice_.uses_wgmma ? 0 : 2 + num_slots_,
                                    .out = grouping()};
         EncodeTask encode_task{
             .source = in_.hidden,
@@ -206,10 +211,6 @@ private:
                    stream_);
     }
 
-    void multiply(const GroupedGemm& gemm, Half half) const {
-        choice_.uses_wgmma ? multiply_wgmma(gemm, half) : multiply_mma(gemm, half);
-    }
-
     /// Blocks that fit on the device, or fewer where there cannot be as many items.
     dim3 grid(const GroupedGemm& gemm, int tile_rows, int blocks_per_sm) const {
         const std::int64_t most_items = num_slots_ * ((gemm.out_size + tile_rows - 1) / tile_rows);
@@ -217,25 +218,28 @@ private:
             static_cast<unsigned>(std::min(most_items, std::int64_t{layer_.num_sms} * blocks_per_sm)));
     }
 
-    void multiply_mma(const GroupedGemm& gemm, Half half) const {
-        const bool is_gate_up = half == Half::gate_up;
-        const int index = is_gate_up ? choice_.gate_up : choice_.down;
-        const sm90::MmaShape& shape = mma_shape(half);
-        const WeightMaps& maps = (is_gate_up ? layer_.gate_up_maps : layer_.down_maps)[index];
-        const sm90::MmaKernels kernels =
-            is_gate_up ? (is_w4a4() ? sm90::mma_f16_gate_up() : sm90::mma_bf16_gate_up())
-                       : (is_w4a4() ? sm90::mma_f16_down() : sm90::mma_bf16_down());
+    void multiply_mma(bool runs_gate_up, bool runs_down) const {
+        const sm90::MmaShape& shape = mma_shape();
         const int token_rows = largest_segment();
         const int stage_bytes = shape.stage_bytes(token_rows);
-        const int fixed_bytes = shape.partial_bytes() + kBarrierBytes;
+        const int fixed_bytes = shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
         const int num_stages =
             std::min(sm90::kMaxStages, (shared_bytes_for(shape) - fixed_bytes) / stage_bytes);
-        launch(
-            kernels.of_shape[index],
-            grid(gemm, shape.half_rows() * (is_gate_up ? 1 : 2), shape.blocks_per_sm), shape.threads(),
-            static_cast<std::size_t>(num_stages * stage_bytes + fixed_bytes), stream_, maps.codes,
-            maps.scales, gemm,
-            sm90::MmaLaunch{.num_stages = num_stages, .stage_bytes = stage_bytes, .token_rows = token_rows});
+        const sm90::MmaKernels kernels = is_w4a4() ? sm90::mma_f16() : sm90::mma_bf16();
+        auto* const progress = workspace<std::int32_t>(at_.progress);
+        launch(kernels.of_shape[choice_.mma_shape],
+               dim3(static_cast<unsigned>(layer_.num_sms * shape.blocks_per_sm)), shape.threads(),
+               static_cast<std::size_t>(num_stages * stage_bytes + fixed_bytes), stream_,
+               layer_.gate_up_maps[choice_.mma_shape], layer_.down_maps[choice_.mma_shape],
+               sm90::MmaTask{.gate_up = gate_up(),
+                             .down = down(),
+                             .runs_gate_up = runs_gate_up,
+                             .runs_down = runs_down,
+                             .next_item = progress + (runs_gate_up ? 0 : 1),
+                             .finished_tiles = progress + 2,
+                             .num_stages = num_stages,
+                             .stage_bytes = stage_bytes,
+                             .token_rows = token_rows});
     }
 
     void multiply_wgmma(const GroupedGemm& gemm, Half half) const {
@@ -263,25 +267,19 @@ private:
 /// One token's experts are few: a tile for each multiprocessor counts for more than reading tokens once. From
 /// about four rows an expert on, some have more than eight, and a second tile of tokens costs less than
 /// decoding the weights again.
-int choose_shape(std::int64_t rows, std::int64_t experts_hit, std::int64_t out_rows, int num_sms) {
-    enum { split_k, one_tile, two_tiles, four_tiles = 5 };
+int choose_shape(std::int64_t rows, std::int64_t experts_hit) {
+    enum { split_k, one_tile, two_tiles = 4, four_tiles = 6 };
     if (rows > 14 * experts_hit) return four_tiles;
     if (rows > 4 * experts_hit) return two_tiles;
-    const sm90::MmaShape& shape = sm90::kMmaShapes[one_tile];
-    const std::int64_t items =
-        experts_hit * ((out_rows + 2 * shape.half_rows() - 1) / (2 * shape.half_rows()));
-    return items >= 2 * num_sms ? one_tile : split_k;
+    return rows <= 32 ? split_k : one_tile;
 }
 
 }  // namespace
 
 GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
-    const MoeConfig& config = layer.problem.config;
     if (rows_per_expert(layer.problem, num_tokens) >= layer.wgmma_min_rows) return {.uses_wgmma = true};
     const std::int64_t rows = num_tokens * layer.top_k;
-    const std::int64_t experts_hit = std::min<std::int64_t>(rows, layer.num_held());
-    return {.gate_up = choose_shape(rows, experts_hit, 2 * config.intermediate_size, layer.num_sms),
-            .down = choose_shape(rows, experts_hit, config.hidden_size, layer.num_sms)};
+    return {.mma_shape = choose_shape(rows, std::min<std::int64_t>(rows, layer.num_held()))};
 }
 
 std::size_t workspace_bytes(const Problem& problem, std::int64_t wgmma_min_rows) {
@@ -295,8 +293,7 @@ void forward(const PreparedLayer& layer, const ForwardInput& in, const GemmChoic
 }
 
 void load_kernels() {
-    for (const sm90::MmaKernels& kernels :
-         {sm90::mma_bf16_gate_up(), sm90::mma_bf16_down(), sm90::mma_f16_gate_up(), sm90::mma_f16_down()}) {
+    for (const sm90::MmaKernels& kernels : {sm90::mma_bf16(), sm90::mma_f16()}) {
         for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
             check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernels.of_shape[i]),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize,

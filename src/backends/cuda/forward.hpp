@@ -18,7 +18,7 @@ struct ForwardInput {
 /// Which kernels the two GEMMs run with.
 struct GemmChoice {
     bool uses_wgmma = false;
-    int gate_up = 0, down = 0;  // else: indices into sm90::kMmaShapes
+    int mma_shape = 0;  // else: index into sm90::kMmaShapes
 };
 GemmChoice choose_gemms(const PreparedLayer&, std::int64_t num_tokens);
 

@@ -35,6 +35,9 @@ __device__ inline void tensor_copy_4d(std::uint32_t to, const CUtensorMap* map, 
         : "memory");
 }
 
+/// What this thread knows to be written is seen by the copies that it issues from here on.
+__device__ inline void order_before_async_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

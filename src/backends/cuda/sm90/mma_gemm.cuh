@@ -1,92 +1,199 @@
 #pragma once
-// The grouped GEMM for few rows an expert. Weights are the M operand of mma.sync m16n8k16, so that a tile is
-// a multiple of 8 tokens wide, and come into registers as checkpoint bytes (decode.cuh).
+// The two GEMMs of a layer for few rows an expert, in one kernel. Weights are the M operand of mma.sync
+// m16n8k16, so that a tile is a multiple of 8 tokens wide, and come into registers as checkpoint bytes
+// (decode.cuh).
 //
-// A persistent block walks over items (segment, tile of weight rows). One warp loads weights (tensor maps:
-// codes with 128-byte swizzle, 16 bytes of scales a row), one loads token rows, the others multiply:
-// kRowWarps groups of 32 weight rows times kSplit parts of K, whose sums are added in a fixed order at the
-// end. An m16 tile holds eight gate rows and the eight up rows of the same indices, so the activation is
-// computed where the sums are; a warp has two such tiles, so the 16 values of h that share a quantisation
-// block lie in one warp.
+// A persistent block works on items, each a segment by a tile of weight rows: first those of gate_up, then
+// those of down, so that neither waits for the other's last wave. One warp claims items and loads weights
+// (tensor maps: codes with 128-byte swizzle, 16 bytes of scales a row), one loads token rows, one tells other
+// blocks which tiles of h are finished, and the others multiply: kRowWarps groups of 32 weight rows times
+// kSplit parts of K, whose sums are added in a fixed order at the end. An m16 tile holds eight gate rows and
+// the eight up rows of the same indices, so the activation is computed where the sums are; a warp has two
+// such tiles, so the 16 values of h that share a quantisation block lie in one warp.
+//
+// An item of down waits for all tiles of its segment's h. Blocks claim items in ascending order and work on
+// them in that order, so what is waited for has been claimed by a running block: no block that has yet to
+// start is ever waited for, whatever else the device runs.
+#include <algorithm>
+#include <utility>
+
+#include "backends/cuda/ptx/register_limit.cuh"
 #include "backends/cuda/sm90/epilogue.cuh"
 #include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
 
-template <class Format_, bool kGateUp_, int kShapeIndex>
+template <class Format_, int kShapeIndex>
 struct MmaTile {
     using Format = Format_;
-    static constexpr bool kGateUp = kGateUp_;
     static constexpr MmaShape kShape = kMmaShapes[kShapeIndex];
     static constexpr int kRowWarps = kShape.row_warps, kSplit = kShape.split,
                          kTokenTiles = kShape.token_tiles;
-    static constexpr int kBlocksPerSm = kShape.blocks_per_sm;
-    static constexpr int kConsumers = kRowWarps * kSplit;  // warps
+    static constexpr int kConsumers = kShape.consumers();  // warps
     static constexpr int kHalfRows = kShape.half_rows();
-    static constexpr int kTileRows = kGateUp ? kHalfRows : 2 * kHalfRows;  // of the output
     static constexpr int kCodeBytes = kShape.code_bytes(), kScaleBytes = kShape.scale_bytes();
-};
 
-struct MmaBlock {
-    const GroupedGemm& gemm;
-    const MmaLaunch& ring;
-    std::uint32_t stages;  // shared addresses
-    float4* partial;
-    std::uint32_t full, empty;  // barriers
-
-    __device__ std::uint32_t stage(const RingPosition& at) const {
-        return stages + at.stage * ring.stage_bytes;
+    /// Of the output.
+    __device__ static constexpr int tile_rows(bool is_gate_up) {
+        return is_gate_up ? kHalfRows : 2 * kHalfRows;
     }
 };
 
+struct MmaBlock {
+    const MmaTask& task;
+    std::uint32_t stages;  // shared address
+    float4* partial;
+    MmaShared& shared;
+
+    __device__ const GroupedGemm& gemm(Half half) const {
+        return half == Half::gate_up ? task.gate_up : task.down;
+    }
+    __device__ std::uint32_t stage(const RingPosition& at) const {
+        return stages + at.stage * task.stage_bytes;
+    }
+    __device__ std::uint32_t full(const RingPosition& at) const {
+        return ptx::shared_address(&shared.full[at.stage]);
+    }
+    __device__ std::uint32_t empty(const RingPosition& at) const {
+        return ptx::shared_address(&shared.empty[at.stage]);
+    }
+};
+
+/// The items of a launch in the order in which they are claimed.
 template <class Tile>
-__device__ void load_weights(const MmaBlock& block, const CUtensorMap* codes, const CUtensorMap* scales) {
+class ItemList {
+public:
+    __device__ explicit ItemList(const MmaTask& task)
+        : task_(task), gate_up_tiles_(tiles_of(task.gate_up, true)), down_tiles_(tiles_of(task.down, false)) {
+        const int num_segments = __ldcg(task.gate_up.num_segments);
+        num_gate_up_ = task.runs_gate_up ? num_segments * gate_up_tiles_ : 0;
+        num_items_ = num_gate_up_ + (task.runs_down ? num_segments * down_tiles_ : 0);
+    }
+
+    __device__ int claim() const { return atomicAdd(task_.next_item, 1); }
+
+    __device__ MmaItem item(int index) const {
+        if (index >= num_items_) return {{}, 0, 0, Half::none};
+        const bool is_gate_up = index < num_gate_up_;
+        const int i = is_gate_up ? index : index - num_gate_up_;
+        const int num_tiles = is_gate_up ? gate_up_tiles_ : down_tiles_;
+        const int segment = i / num_tiles;
+        return {load_segment(task_.gate_up.segments + segment), segment, i % num_tiles,
+                is_gate_up ? Half::gate_up : Half::down};
+    }
+
+    __device__ static int tiles_of(const GroupedGemm& gemm, bool is_gate_up) {
+        return (gemm.out_size + Tile::tile_rows(is_gate_up) - 1) / Tile::tile_rows(is_gate_up);
+    }
+
+private:
+    const MmaTask& task_;
+    int gate_up_tiles_, down_tiles_;
+    int num_gate_up_, num_items_;
+};
+
+/// One thread.
+template <class Tile>
+__device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, const WeightMaps& down) {
+    const ItemList<Tile> list(block.task);
     RingPosition at;
-    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int tile) {
-        for (int first = 0; first < block.gemm.num_chunks; first += Tile::kSplit) {
-            const int num_chunks = min(Tile::kSplit, block.gemm.num_chunks - first);
-            const std::uint32_t full = block.full + 8 * at.stage;
-            ptx::mbarrier_wait(block.empty + 8 * at.stage, at.parity ^ 1);
-            ptx::mbarrier_arrive_expect(full, num_chunks * (Tile::kCodeBytes + Tile::kScaleBytes));
+    RingPosition slot;
+    MmaItem item = list.item(list.claim());
+    while (true) {
+        ptx::mbarrier_wait(ptx::shared_address(&block.shared.free[slot.stage]), slot.parity ^ 1);
+        block.shared.items[slot.stage] = item;
+        ptx::mbarrier_arrive(ptx::shared_address(&block.shared.posted[slot.stage]));
+        slot.advance(kMaxItems);
+        if (item.half == Half::none) return;
+        const bool is_gate_up = item.half == Half::gate_up;
+        const WeightMaps& maps = is_gate_up ? gate_up : down;
+        const int first_row = item.tile * Tile::tile_rows(is_gate_up);
+        const int num_chunks = block.gemm(item.half).num_chunks;
+        int next = 0;
+        for (int first = 0; first < num_chunks; first += Tile::kSplit) {
+            const int chunks = min(Tile::kSplit, num_chunks - first);
+            if (first + Tile::kSplit >= num_chunks) next = list.claim();
+            ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
+            const std::uint32_t full = block.full(at);
+            ptx::mbarrier_arrive_expect(full, chunks * (Tile::kCodeBytes + Tile::kScaleBytes));
             const std::uint32_t stage = block.stage(at);
-            for (int c = 0; c < num_chunks; ++c) {
-                ptx::tensor_copy_4d(stage + c * Tile::kCodeBytes, codes, (first + c) * (kChunk / 2),
-                                    tile * Tile::kTileRows, 0, segment.expert, full);
-                ptx::tensor_copy_4d(stage + Tile::kSplit * Tile::kCodeBytes + c * Tile::kScaleBytes, scales,
-                                    (first + c) * (kChunk / 16), tile * Tile::kTileRows, 0, segment.expert,
-                                    full);
+            for (int c = 0; c < chunks; ++c) {
+                ptx::tensor_copy_4d(stage + c * Tile::kCodeBytes, &maps.codes, (first + c) * (kChunk / 2),
+                                    first_row, 0, item.segment.expert, full);
+                ptx::tensor_copy_4d(stage + Tile::kSplit * Tile::kCodeBytes + c * Tile::kScaleBytes,
+                                    &maps.scales, (first + c) * (kChunk / 16), first_row, 0,
+                                    item.segment.expert, full);
             }
-            at.advance(block.ring.num_stages);
+            at.advance(block.task.num_stages);
         }
-    });
+        item = list.item(next);
+    }
+}
+
+/// The item of this slot, once there is one.
+__device__ inline MmaItem await_item(const MmaBlock& block, const RingPosition& slot) {
+    ptx::mbarrier_wait(ptx::shared_address(&block.shared.posted[slot.stage]), slot.parity);
+    return block.shared.items[slot.stage];
+}
+
+__device__ inline void await_tiles(const std::int32_t* finished, int num_tiles) {
+    int now = 0;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(finished) : "memory");
+    while (now < num_tiles);
 }
 
 /// A warp; each lane copies its own rows.
 template <class Tile>
 __device__ void load_tokens(const MmaBlock& block, int lane) {
     RingPosition at;
-    const GroupedGemm& gemm = block.gemm;
-    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int) {
+    RingPosition slot;
+    while (true) {
+        const MmaItem item = await_item(block, slot);
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
+        slot.advance(kMaxItems);
+        if (item.half == Half::none) return;
+        const GroupedGemm& gemm = block.gemm(item.half);
         const std::uint16_t* row = nullptr;
-        if (lane < segment.num_rows) {
-            const int grouped = segment.first_row + lane;
+        if (lane < item.segment.num_rows) {
+            const int grouped = item.segment.first_row + lane;
             row = gemm.rows +
                   (gemm.row_source == nullptr ? grouped : gemm.row_source[grouped]) * gemm.row_stride;
         }
+        if (item.half == Half::down && block.task.runs_gate_up) {
+            await_tiles(block.task.finished_tiles + item.segment_index,
+                        ItemList<Tile>::tiles_of(block.task.gate_up, true));
+            ptx::order_before_async_copies();
+        }
         for (int first = 0; first < gemm.num_chunks; first += Tile::kSplit) {
             const int bytes = min(Tile::kSplit, gemm.num_chunks - first) * kChunk * 2;
-            const std::uint32_t full = block.full + 8 * at.stage;
-            ptx::mbarrier_wait(block.empty + 8 * at.stage, at.parity ^ 1);
-            if (lane == 0) ptx::mbarrier_arrive_expect(full, segment.num_rows * bytes);
+            const std::uint32_t full = block.full(at);
+            ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
+            if (lane == 0) ptx::mbarrier_arrive_expect(full, item.segment.num_rows * bytes);
             __syncwarp();
             if (row != nullptr) {
                 const std::uint32_t to =
                     block.stage(at) + Tile::kShape.token_offset() + lane * Tile::kShape.row_pitch();
                 ptx::bulk_copy(to, row + first * kChunk, bytes, full);
             }
-            at.advance(block.ring.num_stages);
+            at.advance(block.task.num_stages);
         }
-    });
+    }
+}
+
+/// One thread: what this block's consumers have stored becomes visible to the blocks that wait for it. Not
+/// the consumers' work: the fence lasts until the stores have arrived.
+__device__ inline void publish_tiles(const MmaBlock& block) {
+    for (RingPosition slot;; slot.advance(kMaxItems)) {
+        const MmaItem item = await_item(block, slot);
+        if (item.half == Half::none) return;
+        ptx::mbarrier_wait(ptx::shared_address(&block.shared.done[slot.stage]), slot.parity);
+        if (item.half == Half::gate_up) {
+            __threadfence();
+            atomicAdd(block.task.finished_tiles + item.segment_index, 1);
+        }
+        ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
+    }
 }
 
 /// sums += 32 weight rows x 256 k x kTiles * 8 tokens. `codes` and `scales` are the addresses of row g of the
@@ -166,24 +273,26 @@ __device__ void add_parts(float (&sums)[2][kTiles][4], float4* partial, int row_
     }
 }
 
-template <class Tile, int kTiles>
-__device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Segment& segment, int tile,
-                              int warp, const Lane& lane) {
+template <class Tile, bool kGateUp, int kTiles>
+__device__ void multiply_item(const MmaBlock& block, RingPosition& at, const MmaItem& item, int warp,
+                              const Lane& lane) {
+    const GroupedGemm& gemm = kGateUp ? block.task.gate_up : block.task.down;
     const int row_warp = warp % Tile::kRowWarps;
     const int part = warp / Tile::kRowWarps;
     const int first_row = row_warp * 16 + lane.g;
-    const ExpertFactors<Tile::kGateUp> factors(block.gemm, segment.expert);
+    const ExpertFactors<kGateUp> factors(gemm, item.segment.expert);
     float sums[2][kTiles][4] = {};
     std::uint32_t token_offset[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-        const int row = min(n * 8 + lane.index % 8, block.ring.token_rows - 1);
+        // Columns behind the last row repeat it: what lies there could be NaN, which takes the slow paths.
+        const int row = min(n * 8 + lane.index % 8, item.segment.num_rows - 1);
         token_offset[n] = Tile::kShape.token_offset() + row * Tile::kShape.row_pitch() + part * kChunk * 2 +
                           lane.index / 8 * 16;
     }
-    for (int first = 0; first < block.gemm.num_chunks; first += Tile::kSplit) {
-        ptx::mbarrier_wait(block.full + 8 * at.stage, at.parity);
-        if (first + part < block.gemm.num_chunks) {
+    for (int first = 0; first < gemm.num_chunks; first += Tile::kSplit) {
+        ptx::mbarrier_wait(block.full(at), at.parity);
+        if (first + part < gemm.num_chunks) {
             const std::uint32_t stage = block.stage(at);
             std::uint32_t tokens[kTiles];
 #pragma unroll
@@ -194,80 +303,98 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Seg
                 lane);
         }
         __syncwarp();
-        if (lane.index == 0) ptx::mbarrier_arrive(block.empty + 8 * at.stage);
-        at.advance(block.ring.num_stages);
+        if (lane.index == 0) ptx::mbarrier_arrive(block.empty(at));
+        at.advance(block.task.num_stages);
     }
     if constexpr (Tile::kSplit > 1) {
         add_parts<Tile, kTiles>(sums, block.partial, row_warp, part, lane.index);
         if (part > 0) return;
     }
-    const int first = tile * Tile::kTileRows + row_warp * 16;
-    if constexpr (Tile::kGateUp)
-        store_gate_up<Tile, kTiles>(block.gemm, segment, first, factors, sums, lane);
+    const int first = item.tile * Tile::tile_rows(kGateUp) + row_warp * 16;
+    if constexpr (kGateUp)
+        store_gate_up<Tile, kTiles>(gemm, item.segment, first, factors, sums, lane);
     else
-        store_down<Tile, kTiles>(block.gemm, segment, first, factors, sums, lane);
+        store_down<Tile, kTiles>(gemm, item.segment, first, factors, sums, lane);
+}
+
+template <class Tile, bool kGateUp>
+__device__ void multiply_any(const MmaBlock& block, RingPosition& at, const MmaItem& item, int warp,
+                             const Lane& lane) {
+    constexpr int kMost = Tile::kTokenTiles;
+    const int tiles = (item.segment.num_rows + 7) / 8;
+    if (kMost == 1 || tiles == 1)
+        multiply_item<Tile, kGateUp, 1>(block, at, item, warp, lane);
+    else if (kMost == 2 || tiles == 2)
+        multiply_item<Tile, kGateUp, std::min(2, kMost)>(block, at, item, warp, lane);
+    else if (tiles == 3)
+        multiply_item<Tile, kGateUp, std::min(3, kMost)>(block, at, item, warp, lane);
+    else
+        multiply_item<Tile, kGateUp, std::min(4, kMost)>(block, at, item, warp, lane);
 }
 
 template <class Tile>
 __device__ void multiply(const MmaBlock& block, int warp, const Lane& lane) {
     RingPosition at;
-    for_each_item<Tile>(block.gemm, [&](const Segment& segment, int tile) {
-        const int tiles = (segment.num_rows + 7) / 8;
-        if (Tile::kTokenTiles == 1 || tiles == 1)
-            multiply_item<Tile, 1>(block, at, segment, tile, warp, lane);
-        else if (tiles == 2)
-            multiply_item < Tile, Tile::kTokenTiles<2 ? 1 : 2>(block, at, segment, tile, warp, lane);
-        else if (tiles == 3)
-            multiply_item < Tile, Tile::kTokenTiles<3 ? 1 : 3>(block, at, segment, tile, warp, lane);
+    for (RingPosition slot;; slot.advance(kMaxItems)) {
+        const MmaItem item = await_item(block, slot);
+        if (item.half == Half::none) return;
+        if (item.half == Half::gate_up)
+            multiply_any<Tile, true>(block, at, item, warp, lane);
         else
-            multiply_item < Tile, Tile::kTokenTiles<4 ? 1 : 4>(block, at, segment, tile, warp, lane);
-    });
+            multiply_any<Tile, false>(block, at, item, warp, lane);
+        __syncwarp();
+        if (lane.index == 0) ptx::mbarrier_arrive(ptx::shared_address(&block.shared.done[slot.stage]));
+    }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kBlocksPerSm)
-    mma_gemm(const __grid_constant__ CUtensorMap codes, const __grid_constant__ CUtensorMap scales,
-             const __grid_constant__ GroupedGemm gemm, const __grid_constant__ MmaLaunch ring) {
+__global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_per_sm)
+    mma_gemm(const __grid_constant__ WeightMaps gate_up, const __grid_constant__ WeightMaps down,
+             const __grid_constant__ MmaTask task) {
     extern __shared__ __align__(1024) std::uint8_t shared[];
-    std::uint8_t* const behind_stages = shared + ring.num_stages * ring.stage_bytes;
-    const std::uint32_t barriers = ptx::shared_address(behind_stages + Tile::kShape.partial_bytes());
-    const MmaBlock block{gemm,
-                         ring,
-                         ptx::shared_address(shared),
-                         reinterpret_cast<float4*>(behind_stages),
-                         barriers,
-                         barriers + 8 * kMaxStages};
+    std::uint8_t* const behind_stages = shared + task.num_stages * task.stage_bytes;
+    const MmaBlock block{task, ptx::shared_address(shared), reinterpret_cast<float4*>(behind_stages),
+                         *reinterpret_cast<MmaShared*>(behind_stages + Tile::kShape.partial_bytes())};
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const Lane lane(static_cast<int>(threadIdx.x) % 32);
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < ring.num_stages; ++stage) {
-            ptx::mbarrier_init(block.full + 8 * stage, 2);  // weights and tokens
-            ptx::mbarrier_init(block.empty + 8 * stage, Tile::kConsumers);
+        for (int stage = 0; stage < task.num_stages; ++stage) {
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.full[stage]), 2);  // weights and tokens
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.empty[stage]), Tile::kConsumers);
+        }
+        for (int slot = 0; slot < kMaxItems; ++slot) {
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.posted[slot]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.done[slot]), Tile::kConsumers);
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.free[slot]), 2);  // tokens and publishing
         }
         ptx::mbarrier_init_fence();
-        ptx::prefetch_tensor_map(&codes);
-        ptx::prefetch_tensor_map(&scales);
+        for (const WeightMaps* maps : {&gate_up, &down}) {
+            ptx::prefetch_tensor_map(&maps->codes);
+            ptx::prefetch_tensor_map(&maps->scales);
+        }
     }
     __syncthreads();
-    // gate_up's segments come from the kernel before it. Those of down are older: its weights load while
-    // gate_up still runs, and whatever else it does hangs on token rows, which wait.
-    if (Tile::kGateUp || warp == Tile::kConsumers + 1) {
-        ptx::wait_for_previous_kernel();
-        ptx::allow_next_kernel();
-    }
-    if (warp < Tile::kConsumers)
+    ptx::wait_for_previous_kernel();
+    ptx::allow_next_kernel();
+    if (warp < Tile::kConsumers) {
+        ptx::raise_register_limit<Tile::kShape.consumer_registers()>();
         multiply<Tile>(block, warp, lane);
-    else if (warp == Tile::kConsumers + 1)
-        load_tokens<Tile>(block, lane.index);
-    else if (lane.index == 0)
-        load_weights<Tile>(block, &codes, &scales);
+    } else {
+        ptx::lower_register_limit<MmaShape::kProducerRegisters>();
+        const int role = warp - Tile::kConsumers;
+        if (role == 0) load_tokens<Tile>(block, lane.index);
+        if (role == 1 && lane.index == 0) load_weights<Tile>(block, gate_up, down);
+        if (role == 2 && lane.index == 0) publish_tiles(block);
+    }
 }
 
-template <class Format, bool kGateUp>
+template <class Format, int... kIndices>
+MmaKernels mma_kernels(std::integer_sequence<int, kIndices...>) {
+    return {{mma_gemm<MmaTile<Format, kIndices>>...}};
+}
+template <class Format>
 MmaKernels mma_kernels() {
-    return {{mma_gemm<MmaTile<Format, kGateUp, 0>>, mma_gemm<MmaTile<Format, kGateUp, 1>>,
-             mma_gemm<MmaTile<Format, kGateUp, 2>>, mma_gemm<MmaTile<Format, kGateUp, 3>>,
-             mma_gemm<MmaTile<Format, kGateUp, 4>>, mma_gemm<MmaTile<Format, kGateUp, 5>>}};
+    return mma_kernels<Format>(std::make_integer_sequence<int, kNumMmaShapes>());
 }
 
 }  // namespace moe4::cuda::sm90

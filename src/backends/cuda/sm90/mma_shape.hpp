@@ -1,5 +1,6 @@
 #pragma once
-// The tile shapes of the mma.sync GEMM: what the host needs to know of them.
+// The tile shapes of the mma.sync GEMMs: what the host needs to know of them.
+#include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda/grouped_gemm.hpp"
@@ -8,6 +9,7 @@
 namespace moe4::cuda::sm90 {
 
 inline constexpr int kMaxStages = 16;
+inline constexpr int kMaxItems = 4;  // of a block, between the claim of one and its end
 
 struct MmaShape {
     int row_warps;    // groups of 32 weight rows
@@ -16,7 +18,18 @@ struct MmaShape {
     int blocks_per_sm;
 
     constexpr int half_rows() const { return 16 * row_warps; }
-    constexpr int threads() const { return (row_warps * split + 2) * 32; }
+    constexpr int consumers() const { return row_warps * split; }
+    constexpr int warps() const { return consumers() + 4; }  // a warpgroup of producers
+    constexpr int threads() const { return warps() * 32; }
+    /// A thread's at launch: a quarter of a multiprocessor has 16384 for its warps, in steps of 8 a thread.
+    constexpr int launch_registers() const {
+        const int warps_of_quarter = (warps() * blocks_per_sm + 3) / 4;
+        return std::min(16384 / 32 / warps_of_quarter / 8 * 8, 248);
+    }
+    static constexpr int kProducerRegisters = 40;
+    constexpr int consumer_registers() const {
+        return std::min((launch_registers() * warps() - 4 * kProducerRegisters) / consumers() / 8 * 8, 240);
+    }
     constexpr int code_bytes() const { return 2 * half_rows() * kChunk / 2; }  // a chunk
     constexpr int scale_bytes() const { return 2 * half_rows() * kChunk / 16; }
     /// 16 bytes more than the data, so that ldmatrix meets eight different groups of banks.
@@ -28,29 +41,49 @@ struct MmaShape {
     }
 };
 
-/// What a launch adds: the ring of stages in shared memory.
-struct MmaLaunch {
-    std::int32_t num_stages;
+enum class Half : std::int32_t { gate_up, down, none };
+
+/// What a block works on.
+struct alignas(16) MmaItem {
+    Segment segment;
+    std::int32_t segment_index;
+    std::int32_t tile;  // of weight rows
+    Half half;          // none: there are no more
+};
+
+/// Behind the stages and the partial sums.
+struct MmaShared {
+    std::uint64_t full[kMaxStages], empty[kMaxStages];                  // barriers of stages
+    std::uint64_t posted[kMaxItems], done[kMaxItems], free[kMaxItems];  // and of items
+    MmaItem items[kMaxItems];
+};
+
+/// A launch: both GEMMs of a layer, or one of them.
+struct MmaTask {
+    GroupedGemm gate_up, down;
+    bool runs_gate_up, runs_down;
+    std::int32_t* next_item;       // 0 at the start
+    std::int32_t* finished_tiles;  // [segments] of gate_up; 0 before it starts
+    std::int32_t num_stages;       // the ring in shared memory
     std::int32_t stage_bytes;
     std::int32_t token_rows;  // of a stage
 };
 
-using MmaKernel = void (*)(CUtensorMap, CUtensorMap, GroupedGemm, MmaLaunch);
+using MmaKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaTask);
 
-/// Ordered by how many tokens they are good for; choose_mma says which runs when.
+/// Ordered by how many tokens they are good for; choose_shape says which runs when.
 inline constexpr MmaShape kMmaShapes[] = {
-    {2, 4, 1, 2}, {4, 1, 1, 4}, {8, 1, 2, 2}, {4, 1, 2, 3}, {4, 1, 4, 2}, {8, 1, 4, 1},
+    {2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 1, 2}, {4, 1, 1, 4}, {8, 1, 2, 2},
+    {4, 1, 2, 3}, {6, 2, 4, 1}, {4, 1, 4, 2}, {8, 1, 4, 1}, {2, 2, 1, 3},
 };
-inline constexpr int kNumMmaShapes = 6;
+inline constexpr int kNumMmaShapes = 10;
 static_assert(sizeof(kMmaShapes) / sizeof(MmaShape) == kNumMmaShapes);
 
 /// [shape]; one file each, so that they compile side by side.
 struct MmaKernels {
     MmaKernel of_shape[kNumMmaShapes];
 };
-MmaKernels mma_bf16_gate_up();
-MmaKernels mma_bf16_down();
-MmaKernels mma_f16_gate_up();
-MmaKernels mma_f16_down();
+MmaKernels mma_bf16();
+MmaKernels mma_f16();
 
 }  // namespace moe4::cuda::sm90

@@ -48,6 +48,7 @@ public:
     __device__ void run() {
         for (int i = static_cast<int>(threadIdx.x); i < num_warps_ * task_.num_held; i += kThreads)
             counters_[i] = 0;
+        for (std::int64_t i = threadIdx.x; i < task_.num_cleared; i += kThreads) task_.cleared[i] = 0;
         __syncthreads();
         if (warp_ < num_warps_) count();
         __syncthreads();

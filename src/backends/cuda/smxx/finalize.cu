@@ -9,33 +9,58 @@ namespace moe4::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kAhead = 8;  // slots whose loads are in flight at once
+
+struct Slots {
+    std::int32_t row[kAhead];
+    float weight[kAhead];
+
+    __device__ Slots(const CombineTask& task, std::int64_t token, int first) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const std::int64_t slot = token * task.top_k + first + j;
+            row[j] = first + j < task.top_k ? __ldcg(task.slot_row + slot) : -1;
+            weight[j] = row[j] >= 0 ? task.top_k_weights[slot] : 0.0F;
+        }
+    }
+};
+
+__device__ void add_slots(const CombineTask& task, const Slots& slots, std::int64_t quad, float4& sum) {
+    float4 y[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+        if (slots.row[j] >= 0)
+            y[j] = __ldcg(reinterpret_cast<const float4*>(task.y + slots.row[j] * task.cols) + quad);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+        if (slots.row[j] < 0) continue;
+        sum.x = __fmaf_rn(slots.weight[j], y[j].x, sum.x);
+        sum.y = __fmaf_rn(slots.weight[j], y[j].y, sum.y);
+        sum.z = __fmaf_rn(slots.weight[j], y[j].z, sum.z);
+        sum.w = __fmaf_rn(slots.weight[j], y[j].w, sum.w);
+    }
+}
 
 /// A thread sums four columns of one token.
 __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask task) {
+    const std::int64_t quads = task.cols / 4;
+    const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    const std::int64_t token = i / quads;
+    const bool is_inside = token < task.num_tokens;
+    // Routing is older than the kernel that this one waits for: its loads are over when y is there.
+    const Slots first(task, is_inside ? token : 0, 0);
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
-    const std::int64_t quads = task.cols / 4;
-    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < task.num_tokens * quads;
-         i += std::int64_t{gridDim.x} * kThreads) {
-        const std::int64_t token = i / quads;
-        float4 sum{0.0F, 0.0F, 0.0F, 0.0F};
-#pragma unroll 4
-        for (int j = 0; j < task.top_k; ++j) {
-            const std::int32_t row = task.slot_row[token * task.top_k + j];
-            if (row < 0) continue;
-            const float weight = task.top_k_weights[token * task.top_k + j];
-            const float4 y = reinterpret_cast<const float4*>(task.y + row * task.cols)[i % quads];
-            sum.x = __fmaf_rn(weight, y.x, sum.x);
-            sum.y = __fmaf_rn(weight, y.y, sum.y);
-            sum.z = __fmaf_rn(weight, y.z, sum.z);
-            sum.w = __fmaf_rn(weight, y.w, sum.w);
-        }
-        if (task.out_f32 != nullptr) {
-            reinterpret_cast<float4*>(task.out_f32)[i] = sum;
-        } else {
-            reinterpret_cast<uint2*>(task.out_bf16)[i] = {pack_pair<false>(sum.x, sum.y),
-                                                          pack_pair<false>(sum.z, sum.w)};
-        }
+    if (!is_inside) return;
+    float4 sum{0.0F, 0.0F, 0.0F, 0.0F};
+    add_slots(task, first, i % quads, sum);
+    for (int j = kAhead; j < task.top_k; j += kAhead) add_slots(task, {task, token, j}, i % quads, sum);
+    if (task.out_f32 != nullptr) {
+        reinterpret_cast<float4*>(task.out_f32)[i] = sum;
+    } else {
+        reinterpret_cast<uint2*>(task.out_bf16)[i] = {pack_pair<false>(sum.x, sum.y),
+                                                      pack_pair<false>(sum.z, sum.w)};
     }
 }
 
@@ -43,8 +68,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask tas
 
 void combine(const CombineTask& task, cudaStream_t stream) {
     const std::int64_t blocks = (task.num_tokens * task.cols / 4 + kThreads - 1) / kThreads;
-    launch(combine_kernel, dim3(static_cast<unsigned>(blocks < 65536 ? blocks : 65536)), kThreads, 0, stream,
-           task);
+    launch(combine_kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, task);
 }
 
 }  // namespace moe4::cuda

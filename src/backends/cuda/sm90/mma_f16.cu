@@ -2,6 +2,6 @@
 
 namespace moe4::cuda::sm90 {
 
-MmaKernels mma_bf16_down() { return mma_kernels<Bf16Format, false>(); }
+MmaKernels mma_f16() { return mma_kernels<F16Format>(); }
 
 }  // namespace moe4::cuda::sm90

@@ -2,6 +2,6 @@
 
 namespace moe4::cuda::sm90 {
 
-MmaKernels mma_bf16_gate_up() { return mma_kernels<Bf16Format, true>(); }
+MmaKernels mma_bf16() { return mma_kernels<Bf16Format>(); }
 
 }  // namespace moe4::cuda::sm90
