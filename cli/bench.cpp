@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -10,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "arguments.hpp"
 #include "bench_layer.hpp"
 #include "bench_report.hpp"
 #include "command.hpp"
@@ -282,27 +282,29 @@ void add_bench(CLI::App& app, Action& action) {
         ->capture_default_str();
     command->add_option("--tokens", options->tokens, "tokens in a run")
         ->delimiter(',')
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->check(number_in(std::int64_t{1}, std::int64_t{1} << 20))
         ->capture_default_str();
     command->add_option("--mode", options->modes, "w4a16, w4a4 or both")
         ->delimiter(',')
-        ->check(CLI::IsMember({"w4a16", "w4a4"}))
+        ->check(one_of({"w4a16", "w4a4"}))
         ->capture_default_str();
     command->add_option("--routing", options->routings, "uniform, zipf or both")
         ->delimiter(',')
-        ->check(CLI::IsMember({"uniform", "zipf"}))
+        ->check(one_of({"uniform", "zipf"}))
         ->capture_default_str();
     command->add_option("--threads", options->threads, "CPU threads (default: what this process may use)")
-        ->check(CLI::Range(1, 1024));
+        ->check(number_in(1, 1024));
     command->add_option("--layout", options->layout, "which form of the weights is read")
-        ->check(CLI::IsMember({"auto", "packed", "in-place"}))
+        ->check(one_of({"auto", "packed", "in-place"}))
         ->capture_default_str();
     command->add_option("--seconds", options->seconds, "how long to measure a row at least")
-        ->check(CLI::Range(0.01, 60.0))
+        ->check(number_in(0.01, 60.0))
         ->capture_default_str();
-    command->add_option("--seed", options->seed, "of weights, tokens and routing")->capture_default_str();
+    command->add_option("--seed", options->seed, "of weights, tokens and routing")
+        ->check(number_in(decltype(options->seed){0}))
+        ->capture_default_str();
     command->add_option("--html", options->html, "also write a report with a roofline plot to this file");
-    command->add_flag("--json", options->json, "print one JSON document instead of the text");
+    add_json_option(*command, options->json);
     command->callback([options, &action] { action = [options] { return bench(*options); }; });
 }
 

@@ -2,9 +2,9 @@
 // time.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "moe4/error.hpp"
@@ -24,8 +24,6 @@ struct Options {
     std::string dtype = "f32";
     bool is_json = false;
 };
-
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 
 ExpertRange chosen_experts(const Options& options, int num_experts) {
     if (options.expert < 0) return {.first = 0, .count = num_experts};
@@ -115,17 +113,16 @@ void add_dequantize(CLI::App& app, Action& action) {
         app.add_subcommand("dequantize", "write a layer's matrices as the quantising tool would expand them");
     const auto options = std::make_shared<Options>();
     add_layer_options(*command, options->folder, options->layer);
-    command->add_option("--expert", options->expert, "this expert alone (default: all)")
-        ->check(CLI::NonNegativeNumber);
+    command->add_option("--expert", options->expert, "this expert alone (default: all)")->check(number_in(0));
     command
         ->add_option("--output", options->output,
                      "safetensors to write: experts.E.{gate,up,down}_proj.weight [rows,cols]")
         ->required();
     command
         ->add_option("--dtype", options->dtype, "f32: the tool's bits; bf16: those, rounded to nearest even")
-        ->check(CLI::IsMember({"f32", "bf16"}))
+        ->check(one_of({"f32", "bf16"}))
         ->capture_default_str();
-    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    add_json_option(*command, options->is_json);
     command->footer("\nExample: moe4 dequantize DIR --layer 3 --expert 17 --output w.safetensors");
     command->callback([&action, options] { action = [options] { return dequantize_layer(*options); }; });
 }

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 
+#include "arguments.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cli {
@@ -42,7 +42,9 @@ std::string kernel_names(const Plan& plan) {
 void add_layer_options(CLI::App& command, std::string& folder, int& layer) {
     command.add_option("DIR", folder, "the checkpoint: a folder of safetensors with its config.json")
         ->required();
-    command.add_option("--layer", layer, "number of the MoE layer, as the checkpoint counts")->required();
+    command.add_option("--layer", layer, "number of the MoE layer, as the checkpoint counts")
+        ->required()
+        ->check(number_in(0));
 }
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {
@@ -50,24 +52,24 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
         .add_option("--mode", options.mode,
                     "w4a16: activations stay BF16; w4a4: they are quantised to NVFP4 too;\n"
                     "auto: w4a4 where the checkpoint is calibrated for it and asks for it, else w4a16")
-        ->check(CLI::IsMember({"auto", "w4a16", "w4a4"}))
+        ->check(one_of({"auto", "w4a16", "w4a4"}))
         ->capture_default_str();
     command
         .add_option("--act-scale", options.activation_scale,
                     "w4a4: where the activations' global scale comes from (default layer-max)")
-        ->check(CLI::IsMember({"layer-max", "per-expert", "dynamic", "dynamic-token"}));
+        ->check(one_of({"layer-max", "per-expert", "dynamic", "dynamic-token"}));
     command.add_option("--backend", options.backend, "auto: the best that works here")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->check(one_of({"auto", "cpu", "cuda"}))
         ->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads (default: what this process may use)")
-        ->check(CLI::Range(1, kMostThreads));
+        ->check(number_in(1, kMostThreads));
     command.add_option("--device", options.device, "which GPU, of those that CUDA_VISIBLE_DEVICES shows")
-        ->check(CLI::NonNegativeNumber)
+        ->check(number_in(0))
         ->capture_default_str();
     command
         .add_option("--layout", options.layout,
                     "packed: weights rearranged once; in-place: the checkpoint's own bytes, no copy")
-        ->check(CLI::IsMember({"auto", "packed", "in-place"}))
+        ->check(one_of({"auto", "packed", "in-place"}))
         ->capture_default_str();
 }
 

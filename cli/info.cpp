@@ -1,8 +1,7 @@
 // moe4 info: this build on this machine.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "moe4/backend.hpp"
@@ -97,7 +96,7 @@ void add_info(CLI::App& app, Action& action) {
     CLI::App* command =
         app.add_subcommand("info", "this machine: backends, kernels, and which would be used");
     const auto is_json = std::make_shared<bool>(false);
-    command->add_flag("--json", *is_json, "one JSON document instead of text");
+    add_json_option(*command, *is_json);
     command->footer("\nExample: moe4 info");
     command->callback([&action, is_json] { action = [is_json] { return info(*is_json); }; });
 }

@@ -1,13 +1,14 @@
 // moe4 inspect: what a checkpoint holds, layer by layer, and what run would refuse.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <future>
 #include <optional>
+#include <set>
 #include <thread>
 
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "moe4/error.hpp"
@@ -23,8 +24,6 @@ struct Options {
     bool skips_scan = false;
     bool is_json = false;
 };
-
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 
 std::vector<LayerInfo> inspect_layers(const Checkpoint& checkpoint, Checkpoint::Scan scan,
                                       Progress& progress) {
@@ -106,9 +105,15 @@ std::string list_text(const std::string& heading, const std::vector<std::string>
     return text;
 }
 
+/// What the config has wrong is the same sentence in every layer, and said once.
 std::vector<std::string> all_refusals(const std::vector<LayerInfo>& layers) {
     std::vector<std::string> all;
-    for (const LayerInfo& info : layers) all.insert(all.end(), info.refusals.begin(), info.refusals.end());
+    std::set<std::string_view> said;
+    for (const LayerInfo& info : layers) {
+        for (const std::string& refusal : info.refusals) {
+            if (said.insert(refusal).second) all.push_back(refusal);
+        }
+    }
     return all;
 }
 
@@ -247,7 +252,7 @@ void add_inspect(CLI::App& app, Action& action) {
         ->required();
     command->add_flag("--no-scan", options->skips_scan,
                       "read headers and scalar scales, not the block scales");
-    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    add_json_option(*command, options->is_json);
     command->footer(
         "\nExits 0 whenever every file could be read, whatever it lists.\n\nExample: moe4 inspect DIR "
         "--no-scan");

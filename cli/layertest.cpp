@@ -3,12 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <thread>
 
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "layer_input.hpp"
@@ -47,6 +47,18 @@ struct Options {
 };
 
 constexpr std::int64_t kMostTokens = 1 << 20;
+
+/// Two checkpoints spell their tensors alike: an error says which of them it is about.
+template <class Work>
+auto of_folder(const std::string& folder, const Work& work) {
+    try {
+        return work();
+    } catch (const Error& error) {
+        const std::string sentence = error.what();
+        if (sentence.starts_with(folder)) throw;
+        throw Error(error.kind(), folder + ": " + sentence);
+    }
+}
 
 std::vector<int> chosen_layers(const Options& options, const Checkpoint& checkpoint) {
     if (options.layer == "all") return checkpoint.moe_layers();
@@ -106,12 +118,14 @@ public:
 
     Result test(int layer_number) const {
         progress_.begin(fmt::format("preparing layer {}", layer_number));
+        const MoeWeights weights =
+            of_folder(options_.folder, [&] { return checkpoint_.moe_layer(layer_number); });
         const Mode mode = choose_mode(options_.engine, checkpoint_, layer_number);
-        const MoeWeights weights = checkpoint_.moe_layer(layer_number);
         std::optional<LayerInput> input;
         if (!options_.input.empty()) input.emplace(options_.input, weights.config);
         Tokens tokens = input ? read_tokens(*input, weights.config) : default_tokens(weights);
-        const auto layer = backend_.prepare(plan(weights.config, mode, tokens), weights);
+        const Plan planned = plan(weights.config, mode, tokens);
+        const auto layer = of_folder(options_.folder, [&] { return backend_.prepare(planned, weights); });
         route(*layer, input, tokens);
 
         progress_.begin(fmt::format("testing layer {}, step", layer_number));
@@ -159,10 +173,14 @@ private:
                     {tokens.weights.data(), DType::f32, tokens.slots(), {}});
     }
 
-    std::function<TensorView(int, Projection)> reference_of(int layer) const {
+    std::function<NamedTensor(int, Projection)> reference_of(int layer) const {
         if (!reference_) return {};
         return [this, layer](int expert, Projection projection) {
-            return reference_->unquantized_matrix(layer, expert, projection);
+            return of_folder(options_.reference, [&] {
+                NamedTensor matrix = reference_->unquantized_matrix(layer, expert, projection);
+                matrix.name = options_.reference + ": " + matrix.name;
+                return matrix;
+            });
         };
     }
 
@@ -188,7 +206,7 @@ std::string text_of(const LayerTest::Result& result) {
     Table table({"distance", "cosine", "rel-L2", "max error"});
     if (report.weights) {
         table.add_row(cells("weights, dequantised against the reference", report.weights->overall));
-        for (const Projection p : {Projection::gate, Projection::up, Projection::down}) {
+        for (const Projection p : kProjections) {
             table.add_row(cells(fmt::format("    {}_proj", name_of(p)),
                                 report.weights->by_projection[static_cast<int>(p)]));
         }
@@ -198,7 +216,7 @@ std::string text_of(const LayerTest::Result& result) {
         }
     }
     if (report.activations) table.add_row(cells("activations, w4a4 against w4a16", *report.activations));
-    table.add_row(cells("engine, against the oracle", report.engine));
+    if (report.engine) table.add_row(cells("engine, against the oracle", *report.engine));
 
     std::string text = fmt::format("layer {}: {} on {} ({}), {} tokens\n", result.layer,
                                    describe(result.mode), result.backend, result.kernels, result.num_tokens);
@@ -206,6 +224,7 @@ std::string text_of(const LayerTest::Result& result) {
     if (!report.weights) text += "  weights: not compared, there is no --reference\n";
     if (!report.activations)
         text += fmt::format("  activations: not compared, {}\n", report.activations_note);
+    if (!report.engine) text += "  engine: not compared, nothing was computed\n";
     return text + fmt::format("verdict: {}\n", report.verdict);
 }
 
@@ -215,7 +234,7 @@ Json json_of(const Distance& distance) {
 
 Json json_of(const LayertestReport::Weights& weights) {
     Json document = json_of(weights.overall);
-    for (const Projection p : {Projection::gate, Projection::up, Projection::down}) {
+    for (const Projection p : kProjections) {
         document["projections"][std::string(name_of(p))] =
             json_of(weights.by_projection[static_cast<int>(p)]);
     }
@@ -246,44 +265,62 @@ Json json_of(const LayerTest::Result& result) {
     document["weights"] = report.weights ? json_of(*report.weights) : Json();
     document["activations"] = report.activations ? json_of(*report.activations) : Json();
     if (!report.activations) document["activations_note"] = report.activations_note;
-    document["engine"] = json_of(report.engine);
-    document["engine"]["limit"] = report.engine_limit;
+    document["engine"] = report.engine ? json_of(*report.engine) : Json();
+    if (report.engine) document["engine"]["limit"] = report.engine_limit;
     return document;
 }
 
-/// One layer is the document; of several, `cause` and `verdict` are those of the first at fault.
-Json json_of(const std::vector<LayerTest::Result>& results, const LayerTest::Result& decisive) {
-    if (results.size() == 1) return json_of(decisive);
-    Json layers = Json::array();
-    for (const LayerTest::Result& result : results) layers.push_back(json_of(result));
-    return {{"cause", cause_name(decisive.report.cause)},
-            {"verdict", decisive.report.verdict},
-            {"layers", layers}};
+const LayerTest::Result& first_at_fault(const std::vector<LayerTest::Result>& results) {
+    const auto found = std::find_if(results.begin(), results.end(), [](const LayerTest::Result& result) {
+        return result.report.cause != Cause::none;
+    });
+    return found == results.end() ? results.front() : *found;
 }
 
+/// One layer is the document; of several, `cause` and `verdict` are those of the first at fault.
+Json json_of(const std::vector<LayerTest::Result>& results, const std::optional<Error>& failure) {
+    if (results.size() == 1 && !failure) return json_of(results.front());
+    const LayertestReport& decisive = first_at_fault(results).report;
+    Json document = {
+        {"cause", cause_name(decisive.cause)}, {"verdict", decisive.verdict}, {"layers", Json::array()}};
+    for (const LayerTest::Result& result : results) document["layers"].push_back(json_of(result));
+    if (failure) document.update(error_document(*failure));
+    return document;
+}
+
+/// A layer that cannot be tested ends the command, after the results of those before it.
 int test_layers(const Options& options) {
     Progress progress("opening " + options.folder);
     const Checkpoint checkpoint = Checkpoint::open(options.folder);
     std::optional<Checkpoint> reference;
-    if (!options.reference.empty()) reference = Checkpoint::open(options.reference);
+    if (!options.reference.empty()) {
+        progress.begin("opening " + options.reference);
+        reference = of_folder(options.reference, [&] { return Checkpoint::open(options.reference); });
+    }
     const auto backend = open_backend(options.engine);
     const LayerTest layer_test(options, checkpoint, reference, *backend, progress);
+    const std::vector<int> layers = chosen_layers(options, checkpoint);
+    if (layers.empty())
+        throw Error(ErrorKind::unsupported, fmt::format("{} has no MoE layer", options.folder));
 
     std::vector<LayerTest::Result> results;
-    for (const int layer : chosen_layers(options, checkpoint)) {
-        results.push_back(layer_test.test(layer));
+    std::optional<Error> failure;
+    for (std::size_t i = 0; i < layers.size() && !failure; ++i) {
+        try {
+            results.push_back(layer_test.test(layers[i]));
+        } catch (const Error& error) {
+            failure = error;
+        }
         progress.end();
-        if (!options.is_json) print(text_of(results.back()));
+        if (!options.is_json && !failure) print(text_of(results.back()));
     }
-    if (results.empty()) {
-        throw Error(ErrorKind::unsupported, fmt::format("{} has no MoE layer", options.folder));
+    if (failure && (results.empty() || !options.is_json)) throw *failure;
+    if (options.is_json) print_json(json_of(results, failure));
+    if (failure) {
+        note(failure->what());
+        return static_cast<int>(failure->kind());
     }
-    const auto at_fault = std::find_if(results.begin(), results.end(), [](const LayerTest::Result& result) {
-        return result.report.cause != Cause::none;
-    });
-    const bool is_good = at_fault == results.end();
-    if (options.is_json) print_json(json_of(results, is_good ? results.front() : *at_fault));
-    return is_good ? kOk : kCheckFailed;
+    return first_at_fault(results).report.cause == Cause::none ? kOk : kCheckFailed;
 }
 
 }  // namespace
@@ -302,14 +339,15 @@ void add_layertest(CLI::App& app, Action& action) {
         command->add_option("--input", options->input,
                             "safetensors with hidden and, maybe, top_k_ids and top_k_weights, as for run");
     command->add_option("--tokens", options->num_tokens, "without --input: that many rows of N(0, 1)")
-        ->check(CLI::Range(std::int64_t{1}, kMostTokens))
+        ->check(number_in(std::int64_t{1}, kMostTokens))
         ->capture_default_str()
         ->excludes(input);
     command->add_option("--seed", options->seed, "without --input: which rows")
+        ->check(number_in(std::uint64_t{0}))
         ->capture_default_str()
         ->excludes(input);
     add_engine_options(*command, options->engine);
-    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    add_json_option(*command, options->is_json);
     command->footer(
         "\nPrints up to three distances and one verdict; exits 1 when something is at fault.\n"
         "  weights      dequantised against the reference: 0.06 to 0.12 is normal, over 0.16 is a fault\n"

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "arguments.hpp"
 #include "command.hpp"
 #include "moe4/error.hpp"
 #include "moe4/version.hpp"
@@ -40,42 +41,22 @@ Exit codes: 0 ok, 1 the check failed, 2 usage (arguments, or input files that do
 Environment: MOE4_ISA=LEVEL lowers which instruction sets are used, MOE4_KERNEL=NAME asks for one kernel;
 `moe4 info` lists both.)";
 
-const char* name_of(ErrorKind kind) {
-    switch (kind) {
-        case ErrorKind::invalid_argument:
-            return "invalid_argument";
-        case ErrorKind::unsupported:
-            return "unsupported";
-        case ErrorKind::broken_file:
-            return "broken_file";
-        case ErrorKind::machine:
-            return "machine";
-    }
-    return "machine";
-}
-
 /// The one place where a failure is told. Returns the exit code.
 int report(const Error& error, bool is_json) {
     const int exit_code = static_cast<int>(error.kind());
     note(error.what());
     if (!is_json) return exit_code;
     try {
-        print_json(
-            Json{{"error",
-                  {{"kind", name_of(error.kind())}, {"message", error.what()}, {"exit_code", exit_code}}}});
+        print_json(error_document(error));
     } catch (const Error& unwritable) {
         note(unwritable.what());
     }
     return exit_code;
 }
 
-Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
-    const auto chosen = app.get_subcommands();
-    return {ErrorKind::invalid_argument, fmt::format("{} (see moe4 {}--help)", error.what(),
-                                                     chosen.empty() ? "" : chosen.front()->get_name() + " ")};
-}
-
 int run_command_line(int argc, char** argv) {
+    if (std::any_of(argv, argv + argc, [](std::string_view arg) { return arg.starts_with("--json="); }))
+        throw Error(ErrorKind::invalid_argument, "--json takes no value");
     CLI::App app(kDescription, "moe4");
     app.footer(kFooter);
     app.set_version_flag("--version", "moe4 " MOE4_VERSION);
@@ -85,6 +66,7 @@ int run_command_line(int argc, char** argv) {
          {add_info, add_inspect, add_plan, add_run, add_dequantize, add_layertest, add_bench}) {
         add(app, action);  // add yours above
     }
+    for (CLI::App* command : app.get_subcommands({})) refuse_empty_arguments(*command);
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -109,7 +91,8 @@ int main(int argc, char** argv) {
     using moe4::Error;
     using moe4::ErrorKind;
     std::signal(SIGPIPE, SIG_IGN);  // a closed stdout is an error like another
-    const bool is_json = std::any_of(argv, argv + argc, [](std::string_view arg) { return arg == "--json"; });
+    const bool is_json =
+        std::any_of(argv, argv + argc, [](std::string_view arg) { return arg.starts_with("--json"); });
     try {
         return moe4::cli::run_command_line(argc, argv);
     } catch (const Error& error) {

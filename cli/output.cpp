@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "moe4/error.hpp"
-
 namespace moe4::cli {
 
 namespace {
@@ -22,6 +20,20 @@ std::string printable(std::string_view text) {
         if ((byte < 0x20 && c != '\n') || byte == 0x7F) c = '?';
     }
     return safe;
+}
+
+const char* name_of(ErrorKind kind) {
+    switch (kind) {
+        case ErrorKind::invalid_argument:
+            return "invalid_argument";
+        case ErrorKind::unsupported:
+            return "unsupported";
+        case ErrorKind::broken_file:
+            return "broken_file";
+        case ErrorKind::machine:
+            return "machine";
+    }
+    return "machine";
 }
 
 void write_stdout(std::string_view text) {
@@ -37,6 +49,13 @@ void print(std::string_view text) { write_stdout(printable(text)); }
 void print_json(const Json& document) {
     write_stdout(document.dump(2, ' ', false, Json::error_handler_t::replace) +
                  "\n");  // names may be no UTF-8
+}
+
+Json error_document(const Error& error) {
+    return {{"error",
+             {{"kind", name_of(error.kind())},
+              {"message", error.what()},
+              {"exit_code", static_cast<int>(error.kind())}}}};
 }
 
 void note(std::string_view sentence) { write_stderr(fmt::format("moe4: {}\n", printable(sentence))); }

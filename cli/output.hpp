@@ -6,12 +6,15 @@
 #include <string_view>
 #include <vector>
 
+#include "moe4/error.hpp"
+
 namespace moe4::cli {
 
 using Json = nlohmann::ordered_json;  // a NaN or an infinity is printed as null
 
 void print(std::string_view text);  // throws machine when stdout cannot be written
 void print_json(const Json& document);
+Json error_document(const Error& error);   // {"error": {"kind", "message", "exit_code"}}
 void note(std::string_view sentence);      // "moe4: <sentence>" on stderr
 void write_stderr(std::string_view text);  // as it is; never fails
 

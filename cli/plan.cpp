@@ -1,12 +1,12 @@
 // moe4 plan: which kernels would run a layer, why not the others, and how much memory that takes. Reads
-// headers alone.
+// headers alone, and the scales that w4a4 cannot do without.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "output.hpp"
+#include "progress.hpp"
 
 namespace moe4::cli {
 
@@ -55,7 +55,9 @@ Json json_of(const Options& options, const Mode& mode, const Plan& plan) {
 }
 
 int plan(const Options& options) {
+    Progress progress("opening " + options.folder);
     const Checkpoint checkpoint = Checkpoint::open(options.folder);
+    progress.begin(fmt::format("planning layer {}", options.layer));
     const MoeConfig config = checkpoint.moe_config(options.layer);
     const Mode mode = choose_mode(options.engine, checkpoint, options.layer);
     const auto backend = open_backend(options.engine);
@@ -65,6 +67,9 @@ int plan(const Options& options) {
                                      .max_tokens = options.num_tokens,
                                      .experts = parse_experts(options.experts),
                                      .layout = weight_layout(options.engine)});
+    if (mode.precision == Precision::w4a4)
+        check_input_scales(checkpoint.moe_layer(options.layer), mode.activation_scale);
+    progress.end();
     if (options.is_json) {
         print_json(json_of(options, mode, plan));
     } else {
@@ -82,11 +87,11 @@ void add_plan(CLI::App& app, Action& action) {
     const auto options = std::make_shared<Options>();
     add_layer_options(*command, options->folder, options->layer);
     command->add_option("--tokens", options->num_tokens, "largest number of tokens of one run")
-        ->check(CLI::Range(std::int64_t{1}, kMostTokens))
+        ->check(number_in(std::int64_t{1}, kMostTokens))
         ->capture_default_str();
     add_experts_option(*command, options->experts);
     add_engine_options(*command, options->engine);
-    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    add_json_option(*command, options->is_json);
     command->footer("\nExample: moe4 plan DIR --layer 3 --tokens 64");
     command->callback([&action, options] { action = [options] { return plan(*options); }; });
 }

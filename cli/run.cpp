@@ -1,9 +1,9 @@
 // moe4 run: the routed experts of one layer on the tokens of a file.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <new>
 
+#include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "layer_input.hpp"
@@ -219,11 +219,11 @@ void add_run(CLI::App& app, Action& action) {
                      "safetensors to write: output [T,H], top_k_ids [T,k] I32, top_k_weights [T,k] F32")
         ->required();
     command->add_option("--output-dtype", options->output_dtype, "f32: the sum before the last rounding")
-        ->check(CLI::IsMember({"bf16", "f32"}))
+        ->check(one_of({"bf16", "f32"}))
         ->capture_default_str();
     add_experts_option(*command, options->experts);
     add_engine_options(*command, options->engine);
-    command->add_flag("--json", options->is_json, "one JSON document instead of text");
+    add_json_option(*command, options->is_json);
     command->footer(
         "\nExample: moe4 run DIR --layer 3 --input x.safetensors --output y.safetensors --mode w4a4");
     command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -130,6 +130,10 @@ public:
     virtual std::vector<MachineLimit> measure_limits() const { return {}; }
 };
 
+/// Throws what prepare() of a w4a4 problem throws for input scales: unsupported for a missing one,
+/// broken_file for an impossible one. The dynamic scales need none.
+void check_input_scales(const MoeWeights&, ActivationScale);
+
 /// Runs body(context, i) for every i in [0, count), in any order, on any threads, and returns when all are
 /// done.
 using ParallelFor = std::function<void(int count, void (*body)(void* context, int index), void* context)>;
@@ -158,8 +162,8 @@ struct BackendInfo {
 };
 
 std::vector<BackendInfo> backends();  // all of them, best first, built in or not
-/// "auto" = the best that is available. Throws unsupported (not built, unknown kernel or ISA) or machine (no
-/// device).
+/// "auto" = the best that is available. Throws invalid_argument (unknown kernel or ISA), unsupported (not
+/// built) or machine (no device).
 std::unique_ptr<Backend> open_backend(std::string_view name = "auto", BackendOptions = {});
 
 }  // namespace moe4

@@ -81,8 +81,9 @@ public:
     MoeWeights moe_layer(int layer) const;
     PrecisionChoice preferred_precision(int layer) const;
 
-    /// An expert's unquantised matrix (BF16, F16 or F32), the reference of layertest. Throws as moe_layer.
-    TensorView unquantized_matrix(int layer, int expert, Projection) const;
+    /// An expert's unquantised matrix (BF16, F16 or F32), the reference of layertest, named as the file
+    /// spells it. Throws as moe_layer.
+    NamedTensor unquantized_matrix(int layer, int expert, Projection) const;
     std::optional<TensorView> find(
         std::string_view tensor_name) const;  // empty also when its shard is absent
 

@@ -39,8 +39,9 @@ struct LayertestReport {
     };
     std::optional<Weights> weights;       // empty without a reference
     std::optional<Distance> activations;  // w4a4 oracle against w4a16 oracle; empty: see the note
-    std::string activations_note;         // why w4a4 cannot run
-    Distance engine;                      // the layer's output against the oracle of the same bytes and mode
+    std::string activations_note;         // why w4a4 cannot run, or as for engine
+    std::optional<Distance> engine;       // the layer's output against the oracle of the same bytes and mode;
+                                          // empty: no token goes to an expert held, nothing was compared
     double engine_limit = 0.0;            // docs/NUMERICS.md: rel-L2 1e-3 for w4a16, 3e-3 for w4a4
 };
 
@@ -52,11 +53,12 @@ struct LayertestLimits {
 
 /// hidden [num_tokens, hidden_size] bf16 and routing in host memory, all finite. `layer` was prepared from
 /// `weights`; its expert range is what is tested. reference(expert, projection) gives the unquantised matrix
-/// (BF16, F16 or F32); an empty function leaves the first distance out. progress(done, total) is called from
-/// one thread at a time; parallel_for runs the comparisons (empty: on as many threads as the machine has).
-/// Throws invalid_argument for inputs or references that do not fit, else what `layer` and `reference` throw.
+/// (BF16, F16 or F32) and what messages call it; an empty function leaves the first distance out.
+/// progress(done, total) is called from one thread at a time; parallel_for runs the comparisons (empty: on as
+/// many threads as the machine has). Throws invalid_argument for inputs or references that do not fit,
+/// broken_file for a reference that is not finite, else what `layer` and `reference` throw.
 LayertestReport layertest(const Layer& layer, const MoeWeights& weights,
-                          const std::function<TensorView(int expert, Projection)>& reference,
+                          const std::function<NamedTensor(int expert, Projection)>& reference,
                           TensorView hidden, const Routing& routing,
                           const std::function<void(int, int)>& progress = {}, LayertestLimits = {},
                           ParallelFor parallel_for = {});

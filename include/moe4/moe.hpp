@@ -42,13 +42,14 @@ struct MoeConfig {
 };
 
 enum class Projection : std::uint8_t { gate, up, down };
+inline constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 
 /// One quantised linear of an expert.
 struct ExpertMatrix {
     Nvfp4View weight;
-    std::optional<double>
-        input_scale;   // calibrated activation scale, multiplies; empty = the checkpoint has none
-    std::string name;  // as the file spells it, "model.layers.3.mlp.experts.17.down_proj"
+    std::optional<double> input_scale;   // calibrated activation scale, multiplies; empty: none can be read
+    std::string name;                    // as the file spells it, "model.layers.3.mlp.experts.17.down_proj"
+    std::string input_scale_fault = {};  // why it cannot, a sentence; empty: the checkpoint has none
 };
 
 /// y = down( activation(gate(x), up(x)) ). Names follow Hugging Face; w1 = gate, w3 = up, w2 = down.

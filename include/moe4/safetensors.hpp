@@ -58,11 +58,6 @@ private:
     std::unique_ptr<State> state_;
 };
 
-struct NamedTensor {
-    std::string name;
-    TensorView tensor;  // in host memory
-};
-
 /// All at once; a failure leaves no half file. Throws machine.
 void write_safetensors(const std::filesystem::path&, std::span<const NamedTensor>);
 

@@ -73,6 +73,11 @@ struct TensorView {
     std::size_t num_bytes() const;
 };
 
+struct NamedTensor {
+    std::string name;
+    TensorView tensor;  // in host memory
+};
+
 struct MutableTensorView {
     void* data = nullptr;
     DType dtype = DType::f32;

@@ -114,7 +114,7 @@ MoeConfig Checkpoint::moe_config(int layer) const {
 }
 
 MoeWeights Checkpoint::moe_layer(int layer) const {
-    LayerReading reading = read_layer(*state_, layer, Read::scalars);
+    LayerReading reading = read_layer(*state_, layer, Read::values);
     throw_first(reading.refusals);
     return std::move(reading.weights);
 }
@@ -127,14 +127,14 @@ PrecisionChoice Checkpoint::preferred_precision(int layer) const {
     if (choice.precision == Precision::w4a16) return choice;
     for (const ExpertWeights& expert : weights.experts) {
         for (const ExpertMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-            if (!matrix->input_scale)
+            if (!matrix->input_scale && matrix->input_scale_fault.empty())
                 return {Precision::w4a16, matrix->name + "." + weights.leaves.input_scale + " is missing"};
         }
     }
     return {Precision::w4a4, choice.reason + " and every expert has input scales"};
 }
 
-TensorView Checkpoint::unquantized_matrix(int layer, int expert, Projection projection) const {
+NamedTensor Checkpoint::unquantized_matrix(int layer, int expert, Projection projection) const {
     Refusals refusals;
     const TensorRange& block = moe_block(*state_, layer);
     const MoeConfig config = checkpoint::moe_config(*state_->family, state_->config, refusals);
@@ -150,15 +150,12 @@ TensorView Checkpoint::unquantized_matrix(int layer, int expert, Projection proj
     const std::string expected = "BF16, F16 or F32 " + shape.to_string();
     const std::string leaf = expert_leaf(*state_->family, expert, projection, "weight");
     const ShardEntry* weight = block.find(leaf);
-    if (weight == nullptr) {
-        refuse_missing(block, leaf, expected, refusals);
-        throw_first(refusals);
-    }
+    if (weight == nullptr) throw Error(ErrorKind::broken_file, missing(block, leaf, expected));
     const std::string sentence =
         block.name(leaf) + " is " + describe(weight->tensor) + ", expected " + expected;
     if (!is_unquantized(weight->tensor.dtype)) throw Error(ErrorKind::unsupported, sentence);
     if (weight->tensor.shape != shape) throw Error(ErrorKind::broken_file, sentence);
-    return weight->tensor;
+    return {std::string(weight->name), weight->tensor};
 }
 
 std::optional<TensorView> Checkpoint::find(std::string_view tensor_name) const {

@@ -61,6 +61,8 @@ void compare_claim(const Quantization& quantization, const TensorRange& linear, 
         if (is_nvfp4) found[quantization.where + " leaves experts unquantised" + are].push_back(layer);
         return;
     }
+    if (const std::string scheme = other_scheme(quantization); is_nvfp4 && !scheme.empty())
+        found[scheme + are].push_back(layer);
     const auto algorithm = stated_algorithm(quantization, module);
     const auto& claim = algorithm ? algorithm : quantization.format;
     if (!claim) {
@@ -79,16 +81,16 @@ void compare_tensors(const OpenedCheckpoint& checkpoint, std::vector<std::string
     LayersBySentence by_layer;
     std::set<std::string> of_files;
     for (const auto& [layer, block] : checkpoint.blocks) {
-        const auto num_experts = static_cast<std::size_t>(checkpoint.num_experts());
-        const LayerTensors tensors =
-            group_tensors(layer, block, *checkpoint.family, static_cast<int>(num_experts));
-        if (tensors.experts.size() > num_experts && num_experts > 0) {
-            by_layer[checkpoint.config.file + " has " + std::to_string(num_experts) + " experts, but " +
-                     std::to_string(tensors.experts.size()) + " have tensors"]
+        const LayerTensors tensors = group_tensors(layer, block, *checkpoint.family);
+        const int last_expert = tensors.experts.empty() ? -1 : tensors.experts.rbegin()->first;
+        if (checkpoint.config.num_experts && last_expert >= checkpoint.num_experts()) {
+            by_layer[checkpoint.config.num_experts->where + " is " +
+                     std::to_string(checkpoint.num_experts()) + ", but expert " +
+                     std::to_string(last_expert) + " has tensors"]
                 .push_back(layer);
         }
         std::set<WeightFormat> seen;
-        for (const Linears& linears : tensors.experts) {
+        for (const auto& [expert, linears] : tensors.experts) {
             for (const TensorRange& linear : linears) {
                 // One linear of each format stands for the others.
                 if (!seen.insert(weight_format(linear)).second) continue;
@@ -171,16 +173,16 @@ std::vector<std::string> find_unmatched(const OpenedCheckpoint& checkpoint) {
 std::vector<std::string> find_unused(const OpenedCheckpoint& checkpoint) {
     std::vector<std::string> unused;
     for (const auto& [layer, block] : checkpoint.blocks) {
-        const LayerTensors tensors = group_tensors(layer, block, *checkpoint.family, 0);
+        const LayerTensors tensors = group_tensors(layer, block, *checkpoint.family);
         for (const ShardEntry& entry : block.present) {
             const std::string_view name = entry.name.substr(block.prefix.size());
             const bool is_known = name.starts_with("experts.") || name.starts_with("gate.") ||
                                   name.starts_with("shared_expert") || name == checkpoint.family->router_bias;
             if (!is_known) unused.emplace_back(entry.name);
         }
-        for (auto expert = static_cast<std::size_t>(checkpoint.num_experts());
-             expert < tensors.experts.size(); ++expert) {
-            for (const TensorRange& linear : tensors.experts[expert]) {
+        for (const auto& [expert, linears] : tensors.experts) {
+            if (expert < checkpoint.num_experts()) continue;
+            for (const TensorRange& linear : linears) {
                 for (const ShardEntry& entry : linear.present) unused.emplace_back(entry.name);
             }
         }

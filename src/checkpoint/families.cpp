@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "moe/routers.hpp"
+
 namespace moe4::checkpoint {
 
 namespace {
@@ -69,6 +71,16 @@ void check_known(const ModelConfig& config, const char* key, const std::optional
     refuse_unsupported(refusals, at(config, key) + " is " + *value + ", expected " + list);
 }
 
+int num_experts(const ModelConfig& config, Refusals& refusals) {
+    if (!config.num_experts) return static_cast<int>(required(config, {}, "num_experts", refusals));
+    const auto& [value, where] = *config.num_experts;
+    if (value > moe::kMaxExperts) {
+        refuse_unsupported(refusals, where + " is " + std::to_string(value) + ", expected at most " +
+                                         std::to_string(moe::kMaxExperts));
+    }
+    return static_cast<int>(value);
+}
+
 RouterConfig router_config(const Family& family, const ModelConfig& config, int num_experts,
                            Refusals& refusals) {
     const RouterPreset& preset = family.router;
@@ -124,7 +136,7 @@ MoeConfig moe_config(const Family& family, const ModelConfig& config, Refusals& 
     MoeConfig moe;
     moe.hidden_size = required(config, config.hidden_size, "hidden_size", refusals);
     moe.intermediate_size = required(config, intermediate_size, intermediate_key, refusals);
-    moe.num_experts = static_cast<int>(required(config, config.num_experts, "num_experts", refusals));
+    moe.num_experts = num_experts(config, refusals);
     check_size(config, "hidden_size", moe.hidden_size, refusals);
     check_size(config, intermediate_key, moe.intermediate_size, refusals);
     moe.router = router_config(family, config, moe.num_experts, refusals);

@@ -12,8 +12,6 @@ namespace moe4::checkpoint {
 
 namespace {
 
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
-
 /// Calls visit(expert, projection) for every matrix that could be read.
 template <class Visit>
 void for_each_matrix(const MoeWeights& weights, Visit visit) {
@@ -119,7 +117,8 @@ bool has_shared_expert(const TensorRange& block, const ModelConfig& config) {
 }  // namespace
 
 LayerInfo inspect_layer(const OpenedCheckpoint& checkpoint, int layer, Checkpoint::Scan scan) {
-    const LayerReading reading = read_layer(checkpoint, layer, Read::scalars);
+    const bool reads_values = scan == Checkpoint::Scan::block_scales;
+    const LayerReading reading = read_layer(checkpoint, layer, reads_values ? Read::values : Read::scalars);
     const MoeWeights& weights = reading.weights;
     const auto format = layer_format(reading.tensors, weights.config.num_experts);
     LayerInfo info;
@@ -133,7 +132,7 @@ LayerInfo inspect_layer(const OpenedCheckpoint& checkpoint, int layer, Checkpoin
     for (const Error& refusal : reading.refusals) info.refusals.emplace_back(refusal.what());
     scan_global_scales(weights, info);
     scan_input_scales(weights, info);
-    if (scan == Checkpoint::Scan::block_scales) scan_block_scales(weights, info);
+    if (reads_values) scan_block_scales(weights, info);
     decide_modes(info);
     return info;
 }

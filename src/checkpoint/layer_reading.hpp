@@ -21,7 +21,7 @@ struct OpenedCheckpoint {
     const Dialect* dialect = nullptr;   // null: no tensor and no file is of a known one
     std::string_view dialect_name;
 
-    std::int64_t num_experts() const { return config.num_experts.value_or(0); }
+    std::int64_t num_experts() const { return config.num_experts ? config.num_experts->value : 0; }
 };
 
 struct LayerReading {
@@ -36,7 +36,7 @@ const TensorRange& moe_block(const OpenedCheckpoint&, int layer);
 /// Throws as moe_block.
 LayerReading read_layer(const OpenedCheckpoint&, int layer, Read);
 
-/// The names of the linears of the layer's experts.
+/// The names of the linears of the layer's experts that have tensors.
 std::vector<std::string> linear_names(const LayerTensors&, std::int64_t num_experts);
 
 }  // namespace moe4::checkpoint

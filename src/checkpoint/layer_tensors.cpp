@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::checkpoint {
@@ -14,7 +15,7 @@ namespace {
 // What may stand before "layers.N.": text models, and the two orders in which multimodal ones wrap them.
 constexpr std::string_view kOuterPrefixes[] = {"model.", "language_model.model.", "model.language_model."};
 constexpr std::string_view kExperts = "experts.";
-constexpr int kMaxIndex = (1 << 16) - 1;  // of layers and experts
+constexpr int kMaxLayers = 1 << 16;
 
 bool consume(std::string_view& text, std::string_view prefix) {
     if (!text.starts_with(prefix)) return false;
@@ -22,12 +23,12 @@ bool consume(std::string_view& text, std::string_view prefix) {
     return true;
 }
 
-/// "17." -> 17; a number that is spelled otherwise ("017", "+1") is none.
-std::optional<int> consume_index(std::string_view& text) {
+/// "17." -> 17, if below `limit`; a number that is spelled otherwise ("017", "+1") is none.
+std::optional<int> consume_index(std::string_view& text, int limit) {
     int index = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
     const auto length = static_cast<std::size_t>(end - text.data());
-    if (error != std::errc() || text.front() == '-' || index > kMaxIndex) return std::nullopt;
+    if (error != std::errc() || text.front() == '-' || index >= limit) return std::nullopt;
     if (length > 1 && text.front() == '0') return std::nullopt;
     text.remove_prefix(length);
     if (!consume(text, ".")) return std::nullopt;
@@ -43,7 +44,7 @@ std::optional<Place> find_place(std::string_view name, const Family& family) {
     for (const std::string_view outer : kOuterPrefixes) {
         std::string_view rest = name;
         if (!consume(rest, outer) || !consume(rest, "layers.")) continue;
-        const std::optional<int> layer = consume_index(rest);
+        const std::optional<int> layer = consume_index(rest, kMaxLayers);
         if (!layer || !consume(rest, family.block) || !consume(rest, ".")) continue;
         return Place{*layer, name.substr(0, name.size() - rest.size())};
     }
@@ -87,13 +88,14 @@ const Entry* find_in(std::span<const Entry> entries, const std::string& prefix, 
     return found != entries.end() && found->name.substr(prefix.size()) == rest ? &*found : nullptr;
 }
 
-void add_expert(LayerTensors& tensors, const Family& family) {
-    const int expert = static_cast<int>(tensors.experts.size());
-    Linears& linears = tensors.experts.emplace_back();
-    for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
-        linears[static_cast<std::size_t>(projection)].prefix =
+Linears& linears_of(LayerTensors& tensors, const Family& family, int expert) {
+    const auto [entry, is_new] = tensors.experts.try_emplace(expert);
+    for (const Projection projection : kProjections) {
+        if (!is_new) break;
+        entry->second[static_cast<std::size_t>(projection)].prefix =
             tensors.block.name(expert_leaf(family, expert, projection, ""));
     }
+    return entry->second;
 }
 
 /// Splits the tensors under "experts." into linears; `range` is the member of TensorRange to fill.
@@ -107,7 +109,7 @@ void group_experts(LayerTensors& tensors, std::span<const Entry> entries, const 
             ++at;
             continue;
         }
-        const std::optional<int> expert = consume_index(rest);
+        const std::optional<int> expert = consume_index(rest, moe::kMaxExperts);
         const auto* projection =
             std::find(family.projections.begin(), family.projections.end(), rest.substr(0, rest.find('.')));
         if (!expert || projection == family.projections.end() || !consume(rest, *projection) ||
@@ -115,11 +117,8 @@ void group_experts(LayerTensors& tensors, std::span<const Entry> entries, const 
             tensors.strangers.push_back(entries[at++].name);
             continue;
         }
-        const auto index = static_cast<std::size_t>(*expert);
-        while (tensors.experts.size() <= index) add_expert(tensors, family);
-        tensors.has_linears = true;
-        TensorRange& linear =
-            tensors.experts[index][static_cast<std::size_t>(projection - family.projections.begin())];
+        TensorRange& linear = linears_of(
+            tensors, family, *expert)[static_cast<std::size_t>(projection - family.projections.begin())];
         linear.*range = run_of(entries, at, linear.prefix);
         at += (linear.*range).size();
     }
@@ -139,13 +138,12 @@ std::string expert_leaf(const Family& family, int expert, Projection projection,
     return name + "." + std::string(leaf);
 }
 
-void refuse_missing(const TensorRange& range, std::string_view rest, const std::string& expected,
-                    Refusals& refusals) {
+std::string missing(const TensorRange& range, std::string_view rest, const std::string& expected) {
     std::string sentence = range.name(rest) + " is missing, expected " + expected;
     if (const MissingEntry* absent = range.find_absent(rest))
         sentence +=
             " in " + std::string(absent->shard_file) + ", which the index names and which is not there";
-    refuse_broken(refusals, sentence);
+    return sentence;
 }
 
 const ShardEntry* TensorRange::find(std::string_view rest) const { return find_in(present, prefix, rest); }
@@ -177,11 +175,10 @@ std::map<int, TensorRange> find_moe_blocks(const ShardedTensors& tensors, const 
     return blocks;
 }
 
-LayerTensors group_tensors(int layer, const TensorRange& block, const Family& family, int num_experts) {
+LayerTensors group_tensors(int layer, const TensorRange& block, const Family& family) {
     LayerTensors tensors{.layer = layer, .block = block, .experts = {}, .strangers = {}};
     group_experts(tensors, block.present, family, &TensorRange::present);
     group_experts(tensors, block.absent, family, &TensorRange::absent);
-    while (tensors.experts.size() < static_cast<std::size_t>(num_experts)) add_expert(tensors, family);
     for (const ShardEntry& entry : block.present) {
         if (entry.name.substr(block.prefix.size()).starts_with(kExperts))
             tensors.expert_bytes += entry.tensor.num_bytes();

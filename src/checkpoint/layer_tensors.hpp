@@ -37,20 +37,19 @@ using Linears = std::array<TensorRange, 3>;  // by Projection, "model.layers.3.m
 struct LayerTensors {
     int layer = 0;
     TensorRange block;
-    std::vector<Linears> experts;             // num_experts, or more where more have tensors
-    bool has_linears = false;                 // whether any of them has a tensor
-    std::vector<std::string_view> strangers;  // tensors under "experts." that belong to no expert's linear
+    std::map<int, Linears> experts;           // those that have tensors, of the kMaxExperts a layer can have
+    std::vector<std::string_view> strangers;  // tensors under "experts." that belong to no linear of those
     std::uint64_t expert_bytes = 0;           // of all that is present under "experts."
 };
 
-LayerTensors group_tensors(int layer, const TensorRange& block, const Family&, int num_experts);
+/// Takes as long as the block has tensors, whatever numbers their names hold.
+LayerTensors group_tensors(int layer, const TensorRange& block, const Family&);
 
 /// "F8_E4M3 [7168, 127]"
 std::string describe(DType, const Shape&);
 std::string describe(const TensorView&);
 
 /// "NAME is missing, expected ...", and where the index says that it should be.
-void refuse_missing(const TensorRange&, std::string_view rest_of_name, const std::string& expected,
-                    Refusals&);
+std::string missing(const TensorRange&, std::string_view rest_of_name, const std::string& expected);
 
 }  // namespace moe4::checkpoint

@@ -221,6 +221,8 @@ Quantization read_quantization(const Object& object) {
     object.each("quantized_layers", [&](const std::string& module, const Object& layer) {
         result.layer_algorithms[module] = upper(layer.string("quant_algo").value_or(""));
     });
+    if (const json* transform = object.find("transform_config"); transform != nullptr && !transform->empty())
+        result.transform = object.where("transform_config");
     for (const char* key : {"exclude_modules", "ignore"}) {
         for (std::string& module : object.strings(key)) result.excluded.push_back(std::move(module));
     }
@@ -247,18 +249,16 @@ Quantization read_hf_quant_config(const Object& top) {
 }
 
 /// transformers has three names for the number of experts; a file that holds two of them must agree.
-std::optional<std::int64_t> read_num_experts(const Object& model) {
-    std::optional<std::int64_t> found;
-    std::string found_key;
+std::optional<Stated<std::int64_t>> read_num_experts(const Object& model) {
+    std::optional<Stated<std::int64_t>> found;
     for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
         const auto value = model.integer(key, 1, kMaxCount);
         if (!value) continue;
-        if (found && *found != *value) {
-            fail(model.where(key),
-                 "is " + std::to_string(*value) + " but " + found_key + " is " + std::to_string(*found));
+        if (found && found->value != *value) {
+            fail(model.where(key), "is " + std::to_string(*value) + " but " + found->where + " is " +
+                                       std::to_string(found->value));
         }
-        found = value;
-        found_key = key;
+        found = {*value, model.where(key)};
     }
     return found;
 }

@@ -43,6 +43,7 @@ struct Quantization {
     std::optional<Stated<std::string>> format;     // compressed-tensors
     std::optional<Stated<std::int64_t>> group_size;
     std::vector<QuantizationGroup> groups;
+    std::string transform;  // where a non-empty transform_config stands: weights and activations are rotated
     std::vector<std::string> excluded;  // modules and patterns: exclude_modules, ignore
     std::map<std::string, std::string, std::less<>>
         layer_algorithms;  // quantized_layers: module -> algorithm
@@ -57,7 +58,7 @@ struct ModelConfig {
     std::optional<std::int64_t> intermediate_size;
     std::optional<std::int64_t> moe_intermediate_size;
     std::optional<std::int64_t> num_hidden_layers;
-    std::optional<std::int64_t> num_experts;  // num_experts, num_local_experts or n_routed_experts
+    std::optional<Stated<std::int64_t>> num_experts;  // or num_local_experts or n_routed_experts
     std::optional<std::int64_t> num_experts_per_tok;
     std::optional<std::int64_t> n_shared_experts;
 

@@ -156,6 +156,20 @@ std::vector<PrecisionChoice> requested_by(const Quantization& quantization,
 
 }  // namespace
 
+std::string other_scheme(const Quantization& quantization) {
+    const auto& groups = quantization.groups;
+    if (std::any_of(groups.begin(), groups.end(), is_four_bit_float)) return "";
+    for (const QuantizationGroup& group : groups) {
+        if (!group.weights) continue;
+        const std::string where = group.where + ".weights.";
+        if (group.weights->num_bits.value_or(4) != 4)
+            return where + "num_bits is " + std::to_string(*group.weights->num_bits);
+        if (!group.weights->type.empty() && group.weights->type != "float")
+            return where + "type is " + group.weights->type;
+    }
+    return "";
+}
+
 bool looks_unlike_nvfp4(std::string_view claim) {
     return is_one_of(claim, kOtherAlgorithms) || is_one_of(claim, kOtherFormats);
 }
@@ -220,8 +234,13 @@ void check_claims(const ModelConfig& config, const std::vector<std::string>& mod
         check_algorithms(quantization, modules, refusals);
         check_format(quantization, refusals);
         check_groups(quantization, refusals);
+        if (!quantization.transform.empty()) {
+            refuse_unsupported(refusals, quantization.transform +
+                                             " transforms weights and activations, expected none (or {})");
+        }
         const auto& size = quantization.group_size;
-        if (size && size->value != kNvfp4BlockSize && !nvfp4_label(config, modules.front()).empty()) {
+        const std::string_view module = modules.empty() ? "" : std::string_view(modules.front());
+        if (size && size->value != kNvfp4BlockSize && !nvfp4_label(config, module).empty()) {
             refuse_unsupported(refusals,
                                size->where + " is " + std::to_string(size->value) + ", expected 16");
         }

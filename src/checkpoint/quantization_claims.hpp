@@ -33,6 +33,10 @@ void check_claims(const ModelConfig&, const std::vector<std::string>& modules, R
 /// Whether the tensors of `claim` would look unlike NVFP4's: an algorithm or format such as FP8.
 bool looks_unlike_nvfp4(std::string_view claim);
 
+/// What config_groups say of weights where none of them is of 4-bit floats, "...weights.num_bits is 8"; else
+/// empty.
+std::string other_scheme(const Quantization&);
+
 /// w4a4 where a file asks for quantised activations in all `modules` and no file says otherwise.
 PrecisionChoice requested_precision(const ModelConfig&, const std::vector<std::string>& modules);
 

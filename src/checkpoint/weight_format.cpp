@@ -68,9 +68,9 @@ WeightFormat weight_format(const TensorRange& linear) {
 
 std::optional<WeightFormat> layer_format(const LayerTensors& tensors, int num_experts) {
     std::optional<WeightFormat> found;
-    const auto count = std::min(tensors.experts.size(), static_cast<std::size_t>(num_experts));
-    for (std::size_t expert = 0; expert < count; ++expert) {
-        for (const TensorRange& linear : tensors.experts[expert]) {
+    for (const auto& [expert, linears] : tensors.experts) {
+        if (expert >= num_experts) break;
+        for (const TensorRange& linear : linears) {
             if (linear.present.empty()) continue;
             const WeightFormat format = weight_format(linear);
             if (found && *found != format) return std::nullopt;

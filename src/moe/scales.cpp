@@ -25,8 +25,6 @@ std::string as_stored(const MoeWeights& weights, double multiplier) {
     return number(weights.leaves.scales_divide ? 1.0 / multiplier : multiplier);
 }
 
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
-
 float usable_input_scale(const MoeWeights& weights, int expert, Projection projection) {
     if (const auto fault = input_scale_fault(weights, expert, projection)) throw *fault;
     return static_cast<float>(*weights.experts[static_cast<std::size_t>(expert)][projection].input_scale);
@@ -79,6 +77,9 @@ std::optional<Error> input_scale_fault(const MoeWeights& weights, int expert, Pr
     const std::optional<double>& scale =
         weights.experts[static_cast<std::size_t>(expert)][projection].input_scale;
     const std::string name = tensor_name(weights, expert, projection, weights.leaves.input_scale);
+    const std::string& fault =
+        weights.experts[static_cast<std::size_t>(expert)][projection].input_scale_fault;
+    if (!fault.empty()) return Error(ErrorKind::broken_file, fault);
     if (!scale) {
         return Error(
             ErrorKind::unsupported,
@@ -174,3 +175,9 @@ void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelF
 }
 
 }  // namespace moe4::moe
+
+namespace moe4 {
+
+void check_input_scales(const MoeWeights& weights, ActivationScale mode) { moe::input_scales(weights, mode); }
+
+}  // namespace moe4

@@ -1,6 +1,7 @@
 #include "verdict/weights.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -14,7 +15,6 @@ namespace moe4::verdict {
 
 namespace {
 
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 constexpr std::size_t kNumProjections = std::size(kProjections);
 constexpr std::size_t kNumWorst = 8;
 
@@ -22,18 +22,19 @@ const Nvfp4View& matrix_of(const MoeWeights& weights, int expert, Projection pro
     return weights.experts[static_cast<std::size_t>(expert)][projection].weight;
 }
 
-TensorView checked_reference(const MoeWeights& weights, int expert, Projection projection,
-                             const Reference& reference) {
+NamedTensor checked_reference(const MoeWeights& weights, int expert, Projection projection,
+                              const Reference& reference) {
     const Nvfp4View& matrix = matrix_of(weights, expert, projection);
-    const TensorView tensor = reference(expert, projection);
+    NamedTensor named = reference(expert, projection);
+    const TensorView& tensor = named.tensor;
     const Shape expected{matrix.rows, matrix.cols};
     const bool is_float =
         tensor.dtype == DType::bf16 || tensor.dtype == DType::f16 || tensor.dtype == DType::f32;
-    if (is_float && tensor.shape == expected) return tensor;
+    if (is_float && tensor.shape == expected) return named;
     throw Error(ErrorKind::invalid_argument,
-                "the reference of " + moe::tensor_name(weights, expert, projection, weights.leaves.packed) +
-                    " is " + std::string(dtype_name(tensor.dtype)) + " " + tensor.shape.to_string() +
-                    ", expected BF16, F16 or F32 " + expected.to_string());
+                named.name + " is " + std::string(dtype_name(tensor.dtype)) + " " + tensor.shape.to_string() +
+                    ", expected BF16, F16 or F32 " + expected.to_string() + " as the reference of " +
+                    moe::tensor_name(weights, expert, projection, weights.leaves.packed));
 }
 
 void read_row(const TensorView& tensor, std::int64_t row, std::vector<float>& out) {
@@ -51,8 +52,17 @@ void read_row(const TensorView& tensor, std::int64_t row, std::vector<float>& ou
     }
 }
 
+void check_finite(const std::vector<float>& values, std::int64_t row, const std::string& name) {
+    const auto bad = std::find_if_not(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+    if (bad == values.end()) return;
+    throw Error(ErrorKind::broken_file, name + " holds " + (std::isnan(*bad) ? "NaN" : "an infinity") +
+                                            " at row " + std::to_string(row) + ", column " +
+                                            std::to_string(bad - values.begin()) +
+                                            ", expected finite numbers");
+}
+
 /// Row by row: a matrix in f32 is never in memory whole.
-DistanceSums compare(const Nvfp4View& matrix, const TensorView& reference) {
+DistanceSums compare(const Nvfp4View& matrix, const NamedTensor& reference) {
     std::vector<float> found(static_cast<std::size_t>(matrix.cols));
     std::vector<float> expected(found.size());
     DistanceSums sums;
@@ -60,7 +70,8 @@ DistanceSums compare(const Nvfp4View& matrix, const TensorView& reference) {
     one_row.rows = 1;
     for (std::int64_t row = 0; row < matrix.rows; ++row) {
         dequantize(one_row, found.data());
-        read_row(reference, row, expected);
+        read_row(reference.tensor, row, expected);
+        check_finite(expected, row, reference.name);
         for (std::size_t i = 0; i < found.size(); ++i) {
             sums.add(static_cast<double>(found[i]), static_cast<double>(expected[i]));
         }
@@ -121,7 +132,7 @@ LayertestReport::Weights compare_weights(const MoeWeights& weights, const moe::H
     struct Matrix {
         int expert;
         Projection projection;
-        TensorView reference;
+        NamedTensor reference;
         DistanceSums sums;
     };
     std::vector<Matrix> matrices;
@@ -164,8 +175,8 @@ LayertestReport::Weights compare_weights(const MoeWeights& weights, const moe::H
 std::string explain_matrix(const MoeWeights& weights, const MatrixDistance& worst, const Reference& reference,
                            double limit) {
     const Nvfp4View& matrix = matrix_of(weights, worst.expert, worst.projection);
-    const TensorView own = reference(worst.expert, worst.projection);
-    const auto fits = [&](const Nvfp4View& view, const TensorView& tensor) {
+    const NamedTensor own = reference(worst.expert, worst.projection);
+    const auto fits = [&](const Nvfp4View& view, const NamedTensor& tensor) {
         return compare(view, tensor).distance().rel_l2 <= limit;
     };
 

@@ -8,10 +8,10 @@
 
 namespace moe4::verdict {
 
-using Reference = std::function<TensorView(int expert, Projection)>;
+using Reference = std::function<NamedTensor(int expert, Projection)>;
 
 /// Calls step() after every matrix, from one thread at a time. Throws invalid_argument for a reference of
-/// another shape or dtype, and what `reference` throws.
+/// another shape or dtype, broken_file for one that is not finite, and what `reference` throws.
 LayertestReport::Weights compare_weights(const MoeWeights&, const moe::HeldExperts&, const Reference&,
                                          const LayertestLimits&, const ParallelFor&,
                                          const std::function<void()>& step);

@@ -160,7 +160,7 @@ std::string opening_error() {
     try {
         open_backend("cpu");
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+        EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
         return error.what();
     }
     return "none";

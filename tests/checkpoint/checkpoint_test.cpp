@@ -18,8 +18,6 @@ using test::CheckpointOptions;
 using test::expect_error;
 using test::Spelling;
 
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
-
 double rel_l2(const Nvfp4View& matrix, const TensorView& original) {
     std::vector<float> values(static_cast<std::size_t>(matrix.rows * matrix.cols), NAN);
     dequantize(matrix, values.data());
@@ -72,7 +70,9 @@ TEST_P(EveryFamily, LoadsAsTheOriginalQuantised) {
             for (const Projection projection : kProjections) {
                 const ExpertMatrix& matrix = weights.experts[static_cast<std::size_t>(expert)][projection];
                 EXPECT_EQ(matrix.name, fixture.module(layer, expert, projection));
-                EXPECT_LT(rel_l2(matrix.weight, original.unquantized_matrix(layer, expert, projection)), 0.12)
+                EXPECT_LT(
+                    rel_l2(matrix.weight, original.unquantized_matrix(layer, expert, projection).tensor),
+                    0.12)
                     << matrix.name;
                 ASSERT_TRUE(matrix.input_scale);
                 const double amax = projection == Projection::down ? 4.0 + 0.25 * expert : 6.0;
@@ -299,8 +299,8 @@ TEST(UnquantizedMatrix, AnyFloatingPointDtype) {
     auto& weight = fixture.tensor(1, 2, Projection::down, "weight");
     weight.dtype = DType::f16;
     const auto checkpoint = Checkpoint::open(fixture.write());
-    EXPECT_EQ(checkpoint.unquantized_matrix(1, 2, Projection::down).dtype, DType::f16);
-    EXPECT_EQ(checkpoint.unquantized_matrix(1, 2, Projection::down).shape, (Shape{64, 32}));
+    EXPECT_EQ(checkpoint.unquantized_matrix(1, 2, Projection::down).tensor.dtype, DType::f16);
+    EXPECT_EQ(checkpoint.unquantized_matrix(1, 2, Projection::down).tensor.shape, (Shape{64, 32}));
 }
 
 TEST(UnquantizedMatrix, Refusals) {

@@ -140,6 +140,20 @@ TEST(Inspect, MissingInputScales) {
     EXPECT_GT(all.input_scale[0].min, all.input_scale[0].max);
 }
 
+TEST(Inspect, InputScalesOfAnotherKind) {
+    CheckpointFixture fixture;
+    fixture.tensor(0, 1, Projection::down, "input_scale").dtype = DType::i32;
+    fixture.tensor(0, 2, Projection::up, "input_scale").shape = {1, 1};
+    const LayerInfo info = inspect(fixture);
+    EXPECT_EQ(info.modes, std::vector{Precision::w4a16});
+    EXPECT_EQ(
+        info.input_scale[2].faults,
+        std::vector<std::string>{"model.layers.0.mlp.experts.1.down_proj.input_scale is I32 [], expected "
+                                 "F32 [] or [1]"});
+    EXPECT_TRUE(holds(info.input_scale[1].faults, "experts.2.up_proj.input_scale is F32 [1, 1], expected"));
+    EXPECT_EQ(info.refusals.size(), 1U);
+}
+
 TEST(Inspect, ListsEveryRefusal) {
     CheckpointFixture fixture;
     fixture.config["hidden_act"] = "relu2";
@@ -186,6 +200,20 @@ TEST(Disagreements, ExpertsThatTheConfigExcludes) {
                       "experts are nvfp4 (layers 1)"));
 }
 
+TEST(Disagreements, AGroupOfOtherNumbers) {
+    const auto claim = [](const char* key, const nlohmann::json& value) {
+        CheckpointFixture fixture({.spelling = Spelling::compressed_tensors});
+        fixture.config["quantization_config"]["config_groups"]["group_0"]["weights"][key] = value;
+        const auto found = disagreements(fixture);
+        EXPECT_EQ(Checkpoint::open(fixture.folder().path()).moe_layer(0).experts.size(), 4U) << "tensors win";
+        return found;
+    };
+    EXPECT_TRUE(holds(claim("num_bits", 8),
+                      "config_groups.group_0.weights.num_bits is 8, but experts are nvfp4 (layers 0, 1)"));
+    EXPECT_TRUE(holds(claim("type", "int"),
+                      "config_groups.group_0.weights.type is int, but experts are nvfp4 (layers 0, 1)"));
+}
+
 TEST(Disagreements, LayersOfAnotherKind) {
     CheckpointFixture dense({.num_layers = 3, .first_moe_layer = 1});
     dense.config["mlp_only_layers"] = nlohmann::json::array();
@@ -204,7 +232,8 @@ TEST(Disagreements, MoreExpertsThanTheConfigHas) {
     fixture.config["num_experts"] = 4;
     fixture.tensors.at("model.layers.0.mlp.gate.weight").shape = {4, 96};  // not looked at here
     const auto checkpoint = Checkpoint::open(fixture.write());
-    EXPECT_TRUE(holds(checkpoint.disagreements(), "has 4 experts, but 6 have tensors (layers 0, 1)"));
+    EXPECT_TRUE(
+        holds(checkpoint.disagreements(), "num_experts is 4, but expert 5 has tensors (layers 0, 1)"));
     EXPECT_TRUE(holds(checkpoint.unused(), "model.layers.1.mlp.experts.5.up_proj.weight_scale_2"));
     EXPECT_FALSE(holds(checkpoint.unused(), "experts.3."));
 }

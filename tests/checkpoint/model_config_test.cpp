@@ -32,7 +32,7 @@ TEST(ModelConfig, ReadsTheModelKeys) {
     EXPECT_EQ(config.hidden_size, 7168);
     EXPECT_EQ(config.moe_intermediate_size, 2048);
     EXPECT_EQ(config.intermediate_size, 18432);
-    EXPECT_EQ(config.num_experts, 256);
+    EXPECT_EQ(config.num_experts->value, 256);
     EXPECT_EQ(config.num_experts_per_tok, 8);
     EXPECT_EQ(config.n_group, 8);
     EXPECT_EQ(config.topk_group, 4);
@@ -59,12 +59,13 @@ TEST(ModelConfig, NullIsAbsent) {
 }
 
 TEST(ModelConfig, EveryNameOfTheNumberOfExperts) {
-    EXPECT_EQ(parse(R"({"num_experts": 16})").num_experts, 16);
-    EXPECT_EQ(parse(R"({"num_local_experts": 16})").num_experts, 16);
-    EXPECT_EQ(parse(R"({"n_routed_experts": 16})").num_experts, 16);
-    EXPECT_EQ(parse(R"({"num_experts": 16, "num_local_experts": 16})").num_experts, 16);
+    EXPECT_EQ(parse(R"({"num_experts": 16})").num_experts->value, 16);
+    EXPECT_EQ(parse(R"({"num_local_experts": 16})").num_experts->value, 16);
+    EXPECT_EQ(parse(R"({"num_local_experts": 16})").num_experts->where, "config.json: num_local_experts");
+    EXPECT_EQ(parse(R"({"n_routed_experts": 16})").num_experts->value, 16);
+    EXPECT_EQ(parse(R"({"num_experts": 16, "num_local_experts": 16})").num_experts->value, 16);
     expect_broken(R"({"num_experts": 16, "num_local_experts": 8})",
-                  "num_local_experts is 8 but num_experts is 16");
+                  "num_local_experts is 8 but config.json: num_experts is 16");
 }
 
 TEST(ModelConfig, ModelKeysOfAMultimodalModelLieInTextConfig) {

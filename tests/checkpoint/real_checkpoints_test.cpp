@@ -15,7 +15,6 @@
 namespace moe4 {
 namespace {
 
-constexpr Projection kProjections[] = {Projection::gate, Projection::up, Projection::down};
 constexpr const char* kProjectionNames[] = {"gate_proj", "up_proj", "down_proj"};
 
 struct Tool {
@@ -108,16 +107,16 @@ TEST_P(RealCheckpoint, IsWhatTheQuantizerMakesOfTheOriginal) {
             float amax[3];
             for (const Projection projection : kProjections) {
                 amax[static_cast<int>(projection)] = format::largest_magnitude(
-                    bf16_values(original.unquantized_matrix(layer, expert, projection)));
+                    bf16_values(original.unquantized_matrix(layer, expert, projection).tensor));
             }
             amax[0] = amax[1] = std::max(amax[0], amax[1]);  // both tools let gate and up share a global
             for (const Projection projection : kProjections) {
                 const ExpertMatrix& found = weights.experts[static_cast<std::size_t>(expert)][projection];
                 SCOPED_TRACE(found.name);
                 const Nvfp4View& view = found.weight;
-                const format::Nvfp4Matrix made =
-                    GetParam().quantize(bf16_values(original.unquantized_matrix(layer, expert, projection)),
-                                        view.rows, view.cols, amax[static_cast<int>(projection)]);
+                const format::Nvfp4Matrix made = GetParam().quantize(
+                    bf16_values(original.unquantized_matrix(layer, expert, projection).tensor), view.rows,
+                    view.cols, amax[static_cast<int>(projection)]);
                 EXPECT_TRUE(std::equal(made.packed.begin(), made.packed.end(), view.packed));
                 EXPECT_TRUE(std::equal(made.block_scale.begin(), made.block_scale.end(), view.block_scale));
                 const auto stored = static_cast<double>(made.stored_global_scale);

@@ -1,6 +1,8 @@
 // What moe_layer refuses: the tensor as the file spells it, what was found and what was expected.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "checkpoint_fixture.hpp"
 #include "expect_error.hpp"
 #include "moe4/checkpoint.hpp"
@@ -40,7 +42,7 @@ void expect_config_refusal(const CheckpointFixture& fixture, ErrorKind kind, con
 TEST(Refusals, AMissingTensor) {
     for (const Spelling spelling : {Spelling::modelopt, Spelling::compressed_tensors}) {
         const CheckpointFixture whole({.spelling = spelling});
-        for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+        for (const Projection projection : kProjections) {
             const std::string module = whole.module(0, 2, projection);
             for (const auto& [name, tensor] : whole.tensors) {
                 if (!name.starts_with(module + ".") || name.find(".input_") != std::string::npos) continue;
@@ -68,7 +70,37 @@ TEST(Refusals, AMissingExpert) {
     std::erase_if(fixture.tensors,
                   [](const auto& t) { return t.first.starts_with("model.layers.0.mlp.experts.3."); });
     expect_refusal(fixture, ErrorKind::broken_file,
-                   "model.layers.0.mlp.experts.3.gate_proj.weight is missing, expected U8 [32, 32]");
+                   "model.layers.0.mlp.experts.3.gate_proj.weight is missing, expected U8 [32, 32]; so are 2 "
+                   "more matrices of layer 0");
+}
+
+TEST(Refusals, MoreExpertsThanALayerCanHave) {
+    CheckpointFixture config;
+    config.config["num_local_experts"] = 1025;
+    config.config.erase("num_experts");
+    expect_config_refusal(config, ErrorKind::unsupported,
+                          "config.json: num_local_experts is 1025, expected at most 1024");
+    CheckpointFixture tensors;
+    const std::string name = "model.layers.0.mlp.experts.1024.gate_proj.weight";
+    tensors.tensors[name] = {DType::u8, {1}, {0}};
+    expect_refusal(tensors, ErrorKind::unsupported, name + " is not known, expected",
+                   "experts 0 to 1023 alone");
+}
+
+TEST(Refusals, NumbersTakeNoTimeThatTensorsDoNot) {
+    CheckpointFixture fixture({.num_layers = 1});
+    fixture.config["num_experts"] = 1024;
+    for (int layer = 1; layer < 3000; ++layer) {
+        for (const char* expert : {"1023", "65535"})
+            fixture.tensors[fixture.block(layer) + "experts." + expert + ".gate_proj.weight"] = {
+                DType::u8, {1}, {0}};
+    }
+    const auto checkpoint = Checkpoint::open(fixture.write());
+    std::size_t num_refusals = 0;
+    for (const int layer : checkpoint.moe_layers())
+        num_refusals += checkpoint.inspect_layer(layer, Checkpoint::Scan::block_scales).refusals.size();
+    EXPECT_LT(num_refusals, 10U * 3000U);
+    EXPECT_EQ(checkpoint.unused().size(), 0U);
 }
 
 TEST(Refusals, AShardThatIsNotThere) {
@@ -84,7 +116,8 @@ TEST(Refusals, AShardThatIsNotThere) {
     const LayerInfo info = checkpoint.inspect_layer(5, Checkpoint::Scan::headers_and_scalars);
     const std::string wanted =
         "model.layers.5.mlp.experts.0.gate_proj.weight is missing, expected U8 [32, 32] in "
-        "model-00002-of-00002.safetensors, which the index names and which is not there";
+        "model-00002-of-00002.safetensors, which the index names and which is not there; so are 11 more "
+        "matrices of layer 5";
     EXPECT_NE(std::find(info.refusals.begin(), info.refusals.end(), wanted), info.refusals.end());
     expect_error(ErrorKind::broken_file, [&] { checkpoint.moe_layer(5); }, "is missing");
     EXPECT_FALSE(checkpoint.find("model.layers.5.mlp.experts.0.gate_proj.weight"));
@@ -136,13 +169,41 @@ TEST(Refusals, AWrongDtype) {
     global.tensor(0, 0, Projection::up, "weight_scale_2").dtype = DType::i32;
     expect_refusal(global, ErrorKind::broken_file,
                    "up_proj.weight_scale_2 is I32 [], expected F32 [] or [1]");
-    CheckpointFixture input;
-    input.tensor(0, 0, Projection::up, "input_scale").dtype = DType::i32;
-    expect_refusal(input, ErrorKind::broken_file, "up_proj.input_scale is I32 [], expected F32 [] or [1]");
     CheckpointFixture router;
     router.tensors.at("model.layers.0.mlp.gate.weight").dtype = DType::f16;
     expect_refusal(router, ErrorKind::broken_file,
                    "gate.weight is F16 [4, 64], expected BF16 or F32 [4, 64]");
+}
+
+TEST(Refusals, ARouterThatIsNotFinite) {
+    const float kNaN = std::numeric_limits<float>::quiet_NaN();
+    CheckpointFixture weight;
+    auto& router = weight.tensors.at("model.layers.0.mlp.gate.weight");
+    for (const auto& [bits, name] : {std::pair{0x7FC0, "NaN"}, std::pair{0xFF80, "an infinity"}}) {
+        router.set<std::uint16_t>(3 * 64 + 17, static_cast<std::uint16_t>(bits));
+        const auto checkpoint = Checkpoint::open(weight.write());
+        const std::string sentence = std::string("model.layers.0.mlp.gate.weight holds ") + name +
+                                     " at row 3, column 17, expected finite numbers";
+        expect_error(ErrorKind::broken_file, [&] { checkpoint.moe_layer(0); }, sentence);
+        EXPECT_EQ(checkpoint.inspect_layer(0, Checkpoint::Scan::block_scales).refusals,
+                  std::vector<std::string>{sentence});
+    }
+    CheckpointFixture bias({.family = "deepseek_v3"});
+    bias.tensors.at("model.layers.0.mlp.gate.e_score_correction_bias").set(2, kNaN);
+    expect_error(
+        ErrorKind::broken_file, [&] { Checkpoint::open(bias.write()).moe_layer(0); },
+        "gate.e_score_correction_bias holds NaN at row 2, expected finite numbers");
+}
+
+TEST(Refusals, AnInputScaleOfAnotherKindIsNone) {  // w4a16 and the dynamic scales never look at it
+    CheckpointFixture fixture;
+    fixture.tensor(0, 0, Projection::up, "input_scale").dtype = DType::i32;
+    const auto checkpoint = Checkpoint::open(fixture.write());
+    const ExpertMatrix up = checkpoint.moe_layer(0).experts[0].up;
+    EXPECT_FALSE(up.input_scale);
+    EXPECT_EQ(up.input_scale_fault, up.name + ".input_scale is I32 [], expected F32 [] or [1]");
+    EXPECT_EQ(checkpoint.preferred_precision(0).precision, Precision::w4a4)
+        << "which then says what is wrong";
 }
 
 TEST(Refusals, ATensorThatChangesTheResult) {
@@ -244,7 +305,7 @@ TEST(Refusals, Fp8UnderTheLabelOfAnOlderExport) {  // which has hf_quant_config.
     fixture.config.erase("quantization_config");
     for (const int layer : {0, 1}) {
         for (int expert = 0; expert < 4; ++expert) {
-            for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+            for (const Projection projection : kProjections) {
                 make_fp8(fixture, layer, expert, projection);
                 fixture.tensors.erase(fixture.module(layer, expert, projection) + ".weight_scale_2");
             }
@@ -333,6 +394,16 @@ TEST(Refusals, AFormatThatIsNotKnown) {
     expect_config_refusal(
         fixture, ErrorKind::unsupported,
         "quantization_config.format is mixfp4-pack-quantized, expected nvfp4-pack-quantized");
+}
+
+TEST(Refusals, ATransform) {
+    CheckpointFixture fixture({.spelling = Spelling::compressed_tensors});
+    auto& quantization = fixture.config["quantization_config"];
+    quantization["transform_config"] = {{"config_groups", {{"R1", {{"type", "hadamard"}}}}}};
+    expect_config_refusal(fixture, ErrorKind::unsupported,
+                          "config.json: quantization_config.transform_config transforms weights");
+    quantization["transform_config"] = nlohmann::json::object();
+    EXPECT_EQ(Checkpoint::open(fixture.write()).moe_layer(0).experts.size(), 4U);
 }
 
 TEST(Refusals, AnActivationThatIsNotKnown) {

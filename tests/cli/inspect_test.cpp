@@ -89,6 +89,20 @@ TEST(Inspect, AScaleThatIsNotANumberStaysValidJson) {
     EXPECT_EQ(range.at("faults").size(), 4U);
 }
 
+TEST(Inspect, NumbersInAConfigAreNoWork) {
+    CheckpointFixture checkpoint;
+    checkpoint.config["num_experts"] = 65536;
+    const Finished finished = moe4({"inspect", checkpoint.write().string(), "--json"});
+    EXPECT_EQ(finished.exit_code, 0) << finished.err;
+    EXPECT_LT(finished.out.size(), 20'000U);
+    const nlohmann::json document = finished.json();
+    ASSERT_EQ(document.at("refusals").size(), 1U) << "of both layers";
+    EXPECT_NE(
+        document.at("refusals").at(0).get<std::string>().find("num_experts is 65536, expected at most 1024"),
+        std::string::npos);
+    EXPECT_EQ(moe4({"plan", checkpoint.write().string(), "--layer", "0"}).exit_code, 3);
+}
+
 TEST(Inspect, CountsGateAndUpThatDiffer) {
     CheckpointFixture checkpoint;
     StoredTensor& global = checkpoint.tensor(0, 1, Projection::up, "weight_scale_2");

@@ -75,7 +75,7 @@ TEST_F(Layertest, AGlobalScale4TimesOffIsNamed) {
 
 TEST_F(Layertest, SwappedNibblesAreNamed) {
     for (int expert = 0; expert < 4; ++expert) {
-        for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+        for (const Projection projection : kProjections) {
             for (std::uint8_t& byte : quantised_.tensor(0, expert, projection, "weight").bytes) {
                 byte = static_cast<std::uint8_t>(byte << 4 | byte >> 4);
             }
@@ -102,7 +102,7 @@ TEST_F(Layertest, AReferenceOfAnotherLayerIsSaidToLookLikeThat) {
 
 TEST_F(Layertest, ActivationScalesThatAreFarTooLargeAreNamed) {
     for (int expert = 0; expert < 4; ++expert) {
-        for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+        for (const Projection projection : kProjections) {
             quantised_.tensor(0, expert, projection, "input_scale").set<float>(0, 1000.0F);
         }
     }
@@ -152,6 +152,62 @@ TEST_F(Layertest, AReferenceThatDoesNotFitExitsWith2) {
         {.spelling = Spelling::unquantized, .hidden_size = 128, .intermediate_size = 64, .num_layers = 1});
     const Finished absent = layertest({"--reference", shallow.write().string()}, "1");
     EXPECT_EQ(absent.exit_code, 2) << absent.err;
+}
+
+TEST_F(Layertest, ErrorsSayWhichCheckpointTheyAreOf) {
+    const std::string name = "model.layers.0.mlp.experts.1.gate_proj.weight";
+    const std::string reference = original_.folder().path().string();
+    original_.tensors.at(name).set<std::uint16_t>(130, 0x7FC0);
+    const Finished nan = judged(original_);
+    EXPECT_EQ(nan.exit_code, 4);
+    EXPECT_EQ(json_error(nan).at("message"),
+              reference + ": " + name + " holds NaN at row 1, column 2, expected finite numbers");
+    original_.tensors.erase(name);
+    const Finished missing = judged(original_);
+    EXPECT_EQ(missing.exit_code, 4);
+    EXPECT_NE(missing.err.find(reference + ": " + name + " is missing"), std::string::npos) << missing.err;
+    quantised_.tensors.erase(name);
+    EXPECT_NE(judged(original_).err.find(quantised_.folder().path().string() + ": " + name + " is missing"),
+              std::string::npos);
+}
+
+TEST_F(Layertest, ARouterThatIsNotFiniteIsNamed) {
+    quantised_.tensors.at("model.layers.0.mlp.gate.weight").set<std::uint16_t>(0, 0xFF80);
+    const Finished finished = layertest();
+    EXPECT_EQ(finished.exit_code, 4);
+    EXPECT_NE(finished.err.find("model.layers.0.mlp.gate.weight holds an infinity"), std::string::npos)
+        << finished.err;
+}
+
+TEST_F(Layertest, ABrokenLayerKeepsTheResultsBeforeIt) {
+    quantised_.tensors.erase(quantised_.module(1, 2, Projection::up) + ".weight_scale");
+    const Finished text = layertest({}, "all");
+    EXPECT_EQ(text.exit_code, 4);
+    EXPECT_NE(text.out.find("layer 0: "), std::string::npos) << text.out;
+    EXPECT_NE(text.err.find("layers.1.mlp.experts.2.up_proj.weight_scale is missing"), std::string::npos);
+    const Finished json = layertest({"--json"}, "all");
+    EXPECT_EQ(json.exit_code, 4);
+    EXPECT_EQ(json_error(json).at("kind"), "broken_file");
+    EXPECT_EQ(json.json().at("layers").size(), 1U);
+    EXPECT_EQ(json.json().at("cause"), "none");
+}
+
+TEST_F(Layertest, WithoutATokenForAnExpertNothingIsClaimed) {
+    const TemporaryFolder folder;
+    LayerFile nobody = LayerFile::random(4, 128, 4, 2);
+    nobody.ids.assign(nobody.ids.size(), -1);
+    for (const LayerFile& file : {LayerFile::random(0, 128), nobody}) {
+        const std::string input = file.write(folder / "x.safetensors");
+        const std::vector<std::string> arguments = {
+            "layertest", quantised_.write().string(), "--layer", "0", "--input", input};
+        const Finished text = moe4(arguments);
+        EXPECT_EQ(text.exit_code, 0) << text.err;
+        EXPECT_NE(text.out.find("verdict: the engine was not tested"), std::string::npos) << text.out;
+        EXPECT_EQ(text.out.find("engine is right"), std::string::npos) << text.out;
+        std::vector<std::string> with_json = arguments;
+        with_json.push_back("--json");
+        EXPECT_TRUE(moe4(with_json).json().at("engine").is_null());
+    }
 }
 
 TEST_F(Layertest, WhatPrepareRefusesIsRefused) {

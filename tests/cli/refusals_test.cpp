@@ -52,6 +52,13 @@ const Damage kDamages[] = {
      "w4a4"},
     {"missing_input_scale", 3, std::string(kGate) + "input_scale",
      [](CheckpointFixture& c) { c.tensors.erase(std::string(kGate) + "input_scale"); }, "w4a4"},
+    {"dtype_of_input_scale", 4, std::string(kGate) + "input_scale",
+     [](CheckpointFixture& c) { c.tensor(0, 3, Projection::gate, "input_scale").dtype = DType::i32; },
+     "w4a4"},
+    {"nan_router", 4, "model.layers.0.mlp.gate.weight",
+     [](CheckpointFixture& c) {
+         c.tensors.at("model.layers.0.mlp.gate.weight").set<std::uint16_t>(70, 0x7FC0);
+     }},
     {"pre_quant_scale", 3, std::string(kGate) + "pre_quant_scale", add_tensor("pre_quant_scale")},
     {"bias", 3, std::string(kGate) + "bias", add_tensor("bias")},
     {"fp8_experts", 3, "model.layers.0.mlp.experts.0.gate_proj.weight",

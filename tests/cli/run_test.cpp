@@ -276,7 +276,7 @@ TEST_F(Run, AnInterruptRemovesTheHalfFile) {
 /// Copies of two experts, so that a large layer takes no longer to make than a small one.
 void multiply_experts(CheckpointFixture& checkpoint, int num_experts) {
     for (int expert = 2; expert < num_experts; ++expert) {
-        for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+        for (const Projection projection : kProjections) {
             for (const char* leaf : {".weight", ".weight_scale", ".weight_scale_2", ".input_scale"}) {
                 checkpoint.tensors[checkpoint.module(0, expert, projection) + leaf] =
                     checkpoint.tensors.at(checkpoint.module(0, expert % 2, projection) + leaf);

@@ -1,4 +1,6 @@
 // Help, arguments, exit codes and a stdout that cannot be written.
+#include <algorithm>
+
 #include "checkpoint_fixture.hpp"
 #include "command_line.hpp"
 
@@ -66,6 +68,41 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"layertest", "DIR", "--layer", "0", "--tokens", "8", "--input",
                                              "X"}));
 
+TEST(Usage, WrongArgumentsAreToldInOneSentence) {
+    const std::pair<std::vector<std::string>, std::string> cases[] = {
+        {{"nonsense"}, "moe4 does not know nonsense (see moe4 --help)"},
+        {{"plan", "DIR", "--lay", "3", "--layer", "0"},
+         "moe4 plan does not know --lay (see moe4 plan --help)"},
+        {{"plan", "DIR"}, "--layer is missing"},
+        {{"plan", "DIR", "--layer"}, "--layer lacks its value"},
+        {{"plan", "DIR", "--layer="}, "--layer lacks its value"},
+        {{"plan", "DIR", "--layer", "0", "--layer", "1"}, "--layer is given more than once"},
+        {{"plan", "DIR", "--layer", "1.5"}, "--layer is \"1.5\", expected a whole number of 0 or more"},
+        {{"plan", "DIR", "--layer", ""}, "--layer is \"\", expected a whole number of 0 or more"},
+        {{"plan", "DIR", "--layer", "0", "--tokens", "0"},
+         "--tokens is \"0\", expected a whole number from 1 to 1073741824"},
+        {{"plan", "DIR", "--layer", "0", "--mode", "w8a8"},
+         "--mode is \"w8a8\", expected auto, w4a16 or w4a4"},
+        {{"plan", "DIR", "--layer", "0", "--experts", ""}, "--experts is empty, expected a value"},
+        {{"plan", "", "--layer", "0"}, "DIR is empty, expected a value"},
+        {{"layertest", "DIR", "--layer", ""}, "--layer is empty, expected a value"},
+        {{"layertest", "DIR", "--layer", "0", "--seed", ""},
+         "--seed is \"\", expected a whole number of 0 or more"},
+        {{"layertest", "DIR", "--layer", "0", "--seed", "-1"}, "--seed is \"-1\", expected"},
+        {{"layertest", "DIR", "--layer", "0", "--reference", ""}, "--reference is empty, expected a value"},
+        {{"run", "DIR", "--layer", "0", "--input", "", "--output", "y"},
+         "--input is empty, expected a value"},
+        {{"bench", "--seconds", "0"}, "--seconds is \"0\", expected a number from 0.01 to 60"},
+        {{"info", "--json=true"}, "--json takes no value"}};
+    for (const auto& [arguments, sentence] : cases) {
+        const Finished finished = moe4(arguments);
+        EXPECT_EQ(finished.exit_code, 2) << sentence;
+        EXPECT_EQ(finished.err.rfind("moe4: " + sentence, 0), 0U) << finished.err;
+        EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
+    }
+    EXPECT_EQ(json_error(moe4({"info", "--json=true"})).at("exit_code"), 2);
+}
+
 TEST(Usage, ParserErrorsAreJsonTooWhenAskedFor) {
     const Finished finished = moe4({"plan", "DIR", "--json"});
     EXPECT_EQ(finished.exit_code, 2);
@@ -116,12 +153,16 @@ TEST(Usage, InfoShowsWhatTheEnvironmentRulesOut) {
     }
 }
 
-TEST(Usage, AnUnknownInstructionSetIsRefused) {
+TEST(Usage, UnknownWordsInTheEnvironmentAreRefused) {
     const CheckpointFixture checkpoint;
-    const Finished finished =
-        moe4({"plan", checkpoint.write().string(), "--layer", "0"}, {{"MOE4_ISA", "mmx"}});
-    EXPECT_EQ(finished.exit_code, 3);
-    EXPECT_NE(finished.err.find("mmx"), std::string::npos) << finished.err;
+    for (const auto& [variable, known] :
+         {std::pair{"MOE4_ISA", "scalar, avx2"}, {"MOE4_KERNEL", "scalar_w4a16"}}) {
+        const Finished finished = moe4(
+            {"plan", checkpoint.write().string(), "--layer", "0", "--backend", "cpu"}, {{variable, "mmx"}});
+        EXPECT_EQ(finished.exit_code, 2);
+        for (const char* word : {variable, "mmx", known})
+            EXPECT_NE(finished.err.find(word), std::string::npos) << finished.err;
+    }
 }
 
 TEST(Usage, EachKindOfFailureHasItsExitCode) {

@@ -86,7 +86,7 @@ TEST(InputScales, AMissingOneIsUnsupportedWhereItIsNeeded) {
 TEST(InputScales, ImpossibleOnesAreRefused) {
     for (const double bad : {0.0, -1.0, -0.0, kInfinity, kNaN, 1e-39, 1e39, -kInfinity}) {
         for (const auto mode : {ActivationScale::layer_max, ActivationScale::per_expert}) {
-            for (const auto projection : {Projection::gate, Projection::up, Projection::down}) {
+            for (const auto projection : kProjections) {
                 QuantizedLayer layer(1);
                 auto& expert = layer.weights.experts[5];
                 (projection == Projection::gate ? expert.gate

@@ -127,8 +127,12 @@ protected:
         problem.precision = GetParam();
         const Engine engine(layer.weights, problem);
         return layertest(
-            engine, layer.weights, [&](int e, Projection p) { return reference_layer.original(e, p); },
-            hidden_view(), routing());
+            engine, layer.weights, [&](int e, Projection p) { return reference(e, p); }, hidden_view(),
+            routing());
+    }
+
+    NamedTensor reference(int expert, Projection projection) {
+        return {"reference " + std::to_string(expert), reference_layer.original(expert, projection)};
     }
 
     void swap_nibbles(int expert, Projection projection) {
@@ -162,8 +166,8 @@ TEST_P(LayertestVerdict, SoundLayer) {
     ASSERT_TRUE(report.activations);
     EXPECT_GT(report.activations->rel_l2, 0.05);
     EXPECT_LT(report.activations->rel_l2, 0.25);
-    EXPECT_GT(report.engine.rel_l2, 0.0);
-    EXPECT_LT(report.engine.rel_l2, GetParam() == Precision::w4a4 ? 2e-3 : 2e-4);
+    EXPECT_GT(report.engine->rel_l2, 0.0);
+    EXPECT_LT(report.engine->rel_l2, GetParam() == Precision::w4a4 ? 2e-3 : 2e-4);
     EXPECT_EQ(report.engine_limit, GetParam() == Precision::w4a4 ? 3e-3 : 1e-3);
     EXPECT_TRUE(says(report, "nothing is wrong")) << report.verdict;
 }
@@ -174,7 +178,7 @@ TEST_P(LayertestVerdict, GateAndUpSwappedInTheCheckpoint) {
     EXPECT_EQ(report.cause, Cause::weights) << report.verdict;
     EXPECT_EQ(report.weights->matrices_over_limit, 12);
     EXPECT_TRUE(says(report, "gate and up are swapped")) << report.verdict;
-    EXPECT_LT(report.engine.rel_l2, report.engine_limit);
+    EXPECT_LT(report.engine->rel_l2, report.engine_limit);
 }
 
 TEST_P(LayertestVerdict, GlobalScaleFourTimesOffInOneExpert) {
@@ -201,7 +205,7 @@ TEST_P(LayertestVerdict, NibblesSwappedInOneMatrix) {
 
 TEST_P(LayertestVerdict, NibblesSwappedEverywhereAreNotAnotherLayer) {
     for (int e = 0; e < 6; ++e) {
-        for (const auto p : {Projection::gate, Projection::up, Projection::down}) swap_nibbles(e, p);
+        for (const auto p : kProjections) swap_nibbles(e, p);
     }
     const LayertestReport report = test();
     EXPECT_EQ(report.cause, Cause::weights);
@@ -248,12 +252,12 @@ TEST_P(LayertestVerdict, ReferenceOfAnotherLayer) {
 TEST_P(LayertestVerdict, WrongEngineOnGoodWeights) {
     for (const auto& report : {test<SwapsGateAndUp>(), test<DropsSmallScales>(), test<WritesANaN>()}) {
         EXPECT_EQ(report.cause, Cause::engine) << report.verdict;
-        EXPECT_GT(report.engine.rel_l2, 0.01);
+        EXPECT_GT(report.engine->rel_l2, 0.01);
         EXPECT_EQ(report.weights->matrices_over_limit, 0);
         EXPECT_TRUE(says(report, "plain_loops")) << report.verdict;
         EXPECT_FALSE(says(report, "besides")) << report.verdict;
     }
-    EXPECT_EQ(test<WritesANaN>().engine.rel_l2, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(test<WritesANaN>().engine->rel_l2, std::numeric_limits<double>::infinity());
 }
 
 TEST_P(LayertestVerdict, WrongEngineOnBadWeightsNamesBoth) {
@@ -279,8 +283,23 @@ TEST_P(LayertestVerdict, OverflowIsNotTheEnginesFault) {
         expert.up.weight.global_scale *= 1e37;
         expert.down.weight.global_scale *= 1e37;
     }
-    const LayertestReport report = test();
-    EXPECT_EQ(report.cause, Cause::weights) << report.verdict;
+    EXPECT_EQ(test().cause, Cause::weights) << test().verdict;
+}
+
+TEST_P(LayertestVerdict, AGlobalScaleThatOverflowsInsideIsNotTheEnginesFault) {
+    for (const Projection projection : kProjections) {
+        for (const double factor : {1e38, 1e40}) {
+            layer = QuantizedLayer(1);
+            auto& expert = layer.weights.experts[4];
+            (projection == Projection::gate ? expert.gate
+             : projection == Projection::up ? expert.up
+                                            : expert.down)
+                .weight.global_scale *= factor;
+            const ReferenceEngine engine(layer.weights, {.precision = GetParam()});
+            const auto report = layertest(engine, layer.weights, {}, hidden_view(), routing());
+            EXPECT_NE(report.cause, Cause::engine) << report.verdict;
+        }
+    }
 }
 
 TEST_P(LayertestVerdict, WithoutAReference) {
@@ -290,14 +309,23 @@ TEST_P(LayertestVerdict, WithoutAReference) {
     EXPECT_FALSE(report.weights);
 }
 
-TEST_P(LayertestVerdict, NoTokensAndNoHeldSlots) {
+TEST_P(LayertestVerdict, WithoutASlotToComputeNothingIsClaimed) {
+    const auto expect_no_claim = [&](const LayertestReport& report) {
+        EXPECT_EQ(report.cause, Cause::none);
+        EXPECT_FALSE(report.engine);
+        EXPECT_FALSE(report.activations);
+        EXPECT_TRUE(
+            says(report, "the engine was not tested, because no token goes to an expert that is held"))
+            << report.verdict;
+        EXPECT_TRUE(says(report, "the weights lie")) << report.verdict;
+    };
     slot_weights.assign(slot_weights.size(), 1.0F);
     ids.assign(ids.size(), -1);
-    EXPECT_EQ(test().cause, Cause::none);
-    EXPECT_EQ(test().engine.rel_l2, 0.0);
+    expect_no_claim(test());
+    ids.assign(ids.size(), 5);
+    expect_no_claim(test({.experts = {0, 5}}));
     route(0);
-    EXPECT_EQ(test().cause, Cause::none);
-    EXPECT_EQ(test().engine.rel_l2, 0.0);
+    expect_no_claim(test());
 }
 
 TEST_P(LayertestVerdict, OnlyTheHeldExpertsAreTested) {
@@ -312,8 +340,8 @@ TEST_P(LayertestVerdict, ProgressCountsToItsTotalWhateverTheThreads) {
     const ReferenceEngine engine(layer.weights, {.precision = GetParam()});
     std::set<int> seen;
     int last_total = 0;
-    const auto reference = [&](int e, Projection p) { return reference_layer.original(e, p); };
-    layertest(engine, layer.weights, reference, hidden_view(), routing(), [&](int done, int total) {
+    const auto original = [&](int e, Projection p) { return reference(e, p); };
+    layertest(engine, layer.weights, original, hidden_view(), routing(), [&](int done, int total) {
         seen.insert(done);
         last_total = total;
     });
@@ -342,8 +370,22 @@ TEST_P(LayertestVerdict, UnfitInputsAreRefusedByName) {
     route(kTokens);
     reference_layer.matrix(5, Projection::up).quantized.rows = 47;
     EXPECT_EQ(message(),
-              "the reference of model.layers.3.mlp.experts.5.up_proj.weight is BF16 [47, 64], expected BF16, "
-              "F16 or F32 [48, 64]");
+              "reference 5 is BF16 [47, 64], expected BF16, F16 or F32 [48, 64] as the reference of "
+              "model.layers.3.mlp.experts.5.up_proj.weight");
+}
+
+TEST_P(LayertestVerdict, AReferenceThatIsNotFiniteIsABrokenFile) {
+    for (const auto& [bits, name] : {std::pair{0x7FC0, "NaN"}, std::pair{0xFF80, "an infinity"}}) {
+        reference_layer.matrix(2, Projection::down).original[3 * 48 + 7] = static_cast<std::uint16_t>(bits);
+        try {
+            test();
+            ADD_FAILURE() << "nothing was refused";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::broken_file);
+            EXPECT_EQ(error.what(), std::string("reference 2 holds ") + name +
+                                        " at row 3, column 7, expected finite numbers");
+        }
+    }
 }
 
 using LayertestOfUncalibrated = LayertestVerdict;

@@ -50,7 +50,7 @@ IsaSet isa_up_to(std::string_view level) {
         if (!known.empty()) known += ", ";
         known += each.name;
     }
-    throw Error(ErrorKind::unsupported,
+    throw Error(ErrorKind::invalid_argument,
                 "MOE4_ISA is \"" + std::string(level) + "\", expected one of " + known);
 }
 

@@ -21,8 +21,8 @@ enum IsaBit : IsaSet {
 /// What CPU and operating system offer; asks Linux for the permission to use AMX tiles.
 IsaSet detect_isa();
 
-/// Everything up to and including the named level: "scalar", "avx2", "avx512" or "amx". Throws unsupported,
-/// listing the levels, for another name.
+/// Everything up to and including the named level: "scalar", "avx2", "avx512" or "amx". Throws
+/// invalid_argument, listing the levels, for another name.
 IsaSet isa_up_to(std::string_view level);
 
 /// "avx512 avx512_vnni"; "scalar" for the empty set.

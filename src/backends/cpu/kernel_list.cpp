@@ -59,7 +59,7 @@ void check_known(const std::string& kernel, const std::string& asked_by) {
         if (!known.empty()) known += ", ";
         known += each->name;
     }
-    throw Error(ErrorKind::unsupported,
+    throw Error(ErrorKind::invalid_argument,
                 asked_by + " \"" + kernel + "\", which no CPU kernel is called, expected one of " + known);
 }
 

@@ -21,8 +21,8 @@ struct Allowed {
     std::string kernel;        // empty = the best
 };
 
-/// Reads both environment variables; an option goes before its variable. Throws unsupported, listing the
-/// known ones, for a name that is unknown.
+/// Reads both environment variables; an option goes before its variable. Throws invalid_argument, listing
+/// the known ones, for a name that is unknown.
 Allowed read_allowed(const BackendOptions&);
 
 /// Whether the kernel can execute here.

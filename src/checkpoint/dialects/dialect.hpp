@@ -17,6 +17,7 @@ namespace moe4::checkpoint {
 enum class Read : std::uint8_t {
     headers,  // touches no tensor: global_scale and input_scale of the result mean nothing
     scalars,
+    values,  // of the router too, so that it can be refused
 };
 
 /// What a layer's experts are read from. Sizes are positive and multiples of 16.
@@ -24,6 +25,7 @@ struct ExpertSource {
     const LayerTensors& tensors;
     const MoeConfig& moe;
     const ModelConfig& config;
+    const Family& family;
     Read read = Read::scalars;
 };
 

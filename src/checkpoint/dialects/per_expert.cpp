@@ -6,6 +6,7 @@
 
 #include "checkpoint/quantization_claims.hpp"
 #include "checkpoint/weight_format.hpp"
+#include "moe/routers.hpp"
 
 namespace moe4::checkpoint {
 
@@ -56,33 +57,37 @@ public:
             refuse_unsupported(refusals_, other_format(linear_, size_, config_));
             return matrix;
         }
-        if (linear_.present.empty()) {  // one sentence for all of them
-            refuse_missing(linear_, leaves_.packed, describe(DType::u8, {size_.rows, size_.cols / 2}),
-                           refusals_);
-            return matrix;
-        }
         refuse_unknown_leaves();
         const TensorView* packed = blocks(leaves_.packed, DType::u8, 2);
         const TensorView* block_scale = blocks(leaves_.block_scale, DType::f8_e4m3, kNvfp4BlockSize);
-        const TensorView* global_scale = scalar(leaves_.global_scale);
-        const bool has_input_scale = linear_.find(leaves_.input_scale) != nullptr ||
-                                     linear_.find_absent(leaves_.input_scale) != nullptr;
-        const TensorView* input_scale = has_input_scale ? scalar(leaves_.input_scale) : nullptr;
+        const TensorView* global_scale = scalar(leaves_.global_scale, refusals_);
         if (refusals_.size() != known_refusals) return matrix;
 
         matrix.weight = {.packed = static_cast<const std::uint8_t*>(packed->data),
                          .block_scale = static_cast<const std::uint8_t*>(block_scale->data),
-                         .global_scale = read == Read::scalars ? multiplier(*global_scale) : 1.0,
+                         .global_scale = read == Read::headers ? 1.0 : multiplier(*global_scale),
                          .rows = size_.rows,
                          .cols = size_.cols,
                          .packed_stride = size_.cols / 2,
                          .scale_stride = size_.cols / kNvfp4BlockSize};
-        if (input_scale != nullptr)
-            matrix.input_scale = read == Read::scalars ? multiplier(*input_scale) : 1.0;
+        read_input_scale(matrix, read);
         return matrix;
     }
 
 private:
+    /// w4a16 and the dynamic scales do without it: what is wrong with it is told to those who need it.
+    void read_input_scale(ExpertMatrix& matrix, Read read) {
+        if (linear_.find(leaves_.input_scale) == nullptr &&
+            linear_.find_absent(leaves_.input_scale) == nullptr)
+            return;
+        Refusals faults;
+        if (const TensorView* input_scale = scalar(leaves_.input_scale, faults)) {
+            matrix.input_scale = read == Read::headers ? 1.0 : multiplier(*input_scale);
+        } else {
+            matrix.input_scale_fault = faults.front().what();
+        }
+    }
+
     double multiplier(const TensorView& tensor) const {
         float stored = 0.0F;
         std::memcpy(&stored, tensor.data, sizeof stored);
@@ -109,7 +114,7 @@ private:
     /// A tensor of [rows, cols / divisor]; null: refused.
     const TensorView* blocks(const std::string& leaf, DType dtype, int divisor) {
         const Shape expected = {size_.rows, size_.cols / divisor};
-        const TensorView* tensor = present(leaf, describe(dtype, expected));
+        const TensorView* tensor = present(leaf, describe(dtype, expected), refusals_);
         if (tensor == nullptr || (tensor->dtype == dtype && tensor->shape == expected)) return tensor;
         refuse_broken(refusals_, linear_.name(leaf) + " is " + describe(*tensor) + ", expected " +
                                      describe(dtype, expected) + " (" + size_.cols_name + " " +
@@ -117,19 +122,19 @@ private:
         return nullptr;
     }
 
-    const TensorView* scalar(const std::string& leaf) {
-        const TensorView* tensor = present(leaf, "F32 [] or [1]");
+    const TensorView* scalar(const std::string& leaf, Refusals& refusals) const {
+        const TensorView* tensor = present(leaf, "F32 [] or [1]", refusals);
         if (tensor == nullptr) return nullptr;
         if (tensor->dtype == DType::f32 && (tensor->shape == Shape{} || tensor->shape == Shape{1}))
             return tensor;
-        refuse_broken(refusals_,
-                      linear_.name(leaf) + " is " + describe(*tensor) + ", expected F32 [] or [1]");
+        refuse_broken(refusals, linear_.name(leaf) + " is " + describe(*tensor) + ", expected F32 [] or [1]");
         return nullptr;
     }
 
-    const TensorView* present(const std::string& leaf, const std::string& expected) {
+    const TensorView* present(const std::string& leaf, const std::string& expected,
+                              Refusals& refusals) const {
         if (const ShardEntry* entry = linear_.find(leaf)) return &entry->tensor;
-        refuse_missing(linear_, leaf, expected, refusals_);
+        refuse_broken(refusals, missing(linear_, leaf, expected));
         return nullptr;
     }
 
@@ -144,8 +149,8 @@ private:
 bool refuse_layer_of_other_format(const ExpertSource& source, Refusals& refusals) {
     const std::optional<WeightFormat> format = layer_format(source.tensors, source.moe.num_experts);
     if (!format || !is_other_format(*format)) return false;
-    for (const Linears& linears : source.tensors.experts) {
-        for (const Projection projection : {Projection::gate, Projection::up, Projection::down}) {
+    for (const auto& [expert, linears] : source.tensors.experts) {
+        for (const Projection projection : kProjections) {
             const TensorRange& linear = linears[static_cast<std::size_t>(projection)];
             if (find_weight(linear) == nullptr) continue;
             refuse_unsupported(refusals,
@@ -157,26 +162,59 @@ bool refuse_layer_of_other_format(const ExpertSource& source, Refusals& refusals
     return false;
 }
 
+/// The tensors of an expert's linear; null: none is there.
+const TensorRange* find_linear(const LayerTensors& tensors, int expert, Projection projection) {
+    const auto found = tensors.experts.find(expert);
+    if (found == tensors.experts.end()) return nullptr;
+    const TensorRange& linear = found->second[static_cast<std::size_t>(projection)];
+    return linear.present.empty() ? nullptr : &linear;
+}
+
+/// One sentence for all linears of which nothing is there.
+void refuse_absent_linears(const ExpertSource& source, const TensorLeaves& leaves, Refusals& refusals) {
+    std::optional<std::pair<int, Projection>> first;
+    int num_absent = 0;
+    for (int expert = 0; expert < source.moe.num_experts; ++expert) {
+        for (const Projection projection : kProjections) {
+            if (find_linear(source.tensors, expert, projection) != nullptr) continue;
+            if (num_absent++ == 0) first = {expert, projection};
+        }
+    }
+    if (!first) return;
+    const auto [expert, projection] = *first;
+    const LinearSize size = linear_size(source.moe, projection);
+    std::string sentence =
+        missing(source.tensors.block, expert_leaf(source.family, expert, projection, leaves.packed),
+                describe(DType::u8, {size.rows, size.cols / 2}));
+    if (num_absent > 1) {
+        sentence += "; so are " + std::to_string(num_absent - 1) + " more matrices of layer " +
+                    std::to_string(source.tensors.layer);
+    }
+    refuse_broken(refusals, sentence);
+}
+
 }  // namespace
 
 Experts read_per_expert(const ExpertSource& source, const TensorLeaves& leaves, Refusals& refusals) {
     for (const std::string_view stranger : source.tensors.strangers) {
-        refuse_unsupported(refusals,
-                           std::string(stranger) +
-                               " is not known, expected under experts. the tensors of single experts' "
-                               "linears alone");
+        refuse_unsupported(refusals, std::string(stranger) +
+                                         " is not known, expected under experts. the tensors of the linears "
+                                         "of experts 0 to " +
+                                         std::to_string(moe::kMaxExperts - 1) + " alone");
     }
     const auto count = static_cast<std::size_t>(source.moe.num_experts);
     Experts experts{.weights = std::vector<ExpertWeights>(count), .owner = nullptr};
-    const bool is_all_strangers = !source.tensors.strangers.empty() && !source.tensors.has_linears;
+    const bool is_all_strangers = !source.tensors.strangers.empty() && source.tensors.experts.empty();
     if (is_all_strangers || refuse_layer_of_other_format(source, refusals)) return experts;
-    for (std::size_t expert = 0; expert < count; ++expert) {
+    refuse_absent_linears(source, leaves, refusals);
+    for (int expert = 0; expert < source.moe.num_experts; ++expert) {
         const auto read = [&](Projection projection) {
-            const TensorRange& linear = source.tensors.experts[expert][static_cast<std::size_t>(projection)];
+            const TensorRange* linear = find_linear(source.tensors, expert, projection);
+            if (linear == nullptr) return ExpertMatrix{};
             const LinearSize size = linear_size(source.moe, projection);
-            return LinearReader(linear, size, leaves, source.config, refusals).read(source.read);
+            return LinearReader(*linear, size, leaves, source.config, refusals).read(source.read);
         };
-        experts.weights[expert] = {
+        experts.weights[static_cast<std::size_t>(expert)] = {
             .gate = read(Projection::gate), .up = read(Projection::up), .down = read(Projection::down)};
     }
     return experts;
