@@ -102,7 +102,7 @@ struct EmulatedMachine {
         return out;
     }
 
-    static void prefetch(const cpu::PackedChunk*) {}
+    static void prefetch(const std::uint8_t*) {}
 
     struct Block {
         std::uint16_t bf16[kNvfp4BlockSize];

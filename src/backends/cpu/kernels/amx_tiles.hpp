@@ -15,12 +15,13 @@ namespace moe4::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
-constexpr std::int64_t kTileRows = 16;           // of a sum tile: activation rows
-constexpr std::int64_t kCellCols = 32;           // 64 bytes of an activation row
-constexpr std::int64_t kStepChunks = 2;          // decoded together, within L1
-constexpr std::int64_t kMaxGroups = 32;          // of rows that share a decoded step: bounds the scratch
+constexpr std::int64_t kTileRows = 16;   // of a sum tile: activation rows
+constexpr std::int64_t kCellCols = 32;   // 64 bytes of an activation row
+constexpr std::int64_t kStepChunks = 8;  // decoded at a time: putting sums aside costs some 260 clocks
+constexpr std::int64_t kMaxGroups = 32;  // of rows that share a decoded step: bounds the scratch
 constexpr std::int64_t kPanelBytes = 512 << 10;  // of them: within the second cache
-constexpr std::int64_t kDecodedHalfBytes = kPackedHalfRows * kPackedChunkCols * 2;
+constexpr std::int64_t kDecodedBlockBytes = kPackedHalfRows * kBlock * 2;
+constexpr std::int64_t kDecodedHalfBytes = kDecodedBlockBytes * kPackedChunkBlocks;
 constexpr std::int64_t kDecodedBytes = 2 * kDecodedHalfBytes;  // of a chunk
 constexpr float kActivationFactor = 0x1p112F;
 
@@ -45,11 +46,15 @@ struct Panel {
     std::size_t group_bytes() const { return static_cast<std::size_t>(group_rows * num_cells) * 64; }
     std::size_t cell_step() const { return static_cast<std::size_t>(group_rows) * 64; }
 
+    /// A row's first cell; those of the following columns are cell_step() apart.
+    std::uint8_t* first_cell(std::uint8_t* panel, std::int64_t row) const {
+        return panel + static_cast<std::size_t>(row / group_rows) * group_bytes() + row % group_rows * 64;
+    }
     /// 16 columns of a row: half a cell.
-    std::uint16_t* block(std::uint8_t* panel, std::int64_t row, std::int64_t block) const {
-        std::uint8_t* cell = panel + static_cast<std::size_t>(row / group_rows) * group_bytes() +
-                             static_cast<std::size_t>(block / 2) * cell_step() + row % group_rows * 64;
-        return reinterpret_cast<std::uint16_t*>(cell) + block % 2 * kBlock;
+    std::uint16_t* block(std::uint8_t* first_cell, std::int64_t block) const {
+        return reinterpret_cast<std::uint16_t*>(first_cell +
+                                                static_cast<std::size_t>(block / 2) * cell_step()) +
+               block % 2 * kBlock;
     }
     float* factor(std::uint8_t* panel, std::int64_t row) const {
         return reinterpret_cast<float*>(panel + static_cast<std::size_t>(num_groups) * group_bytes()) + row;
@@ -62,50 +67,80 @@ constexpr std::uint16_t kPairOrder[kBlock] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 
 struct W4a4 {
     static constexpr int kTileCols = 16;
     static constexpr std::int64_t kBlocksPerTile = 1;
+    static constexpr bool kIsScaled = false;
     static float sum_factor(const Panel&, const std::uint8_t*, std::int64_t) { return 1.0F; }
 };
 struct W4a16 {
     static constexpr int kTileCols = 32;
     static constexpr std::int64_t kBlocksPerTile = 2;
+    static constexpr bool kIsScaled = true;
     static float sum_factor(const Panel& panel, const std::uint8_t* data, std::int64_t row) {
         return *panel.factor(const_cast<std::uint8_t*>(data), row);
     }
 };
 
-/// bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the scale 2^-8; their product is
-/// exact and normal, and its bits moved by three read 2^-112 of it as bf16.
+/// 16 rows x 16 columns as bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the
+/// scale 2^-8; their product is exact and normal, and its bits moved by three read 2^-112 of it as bf16.
 template <class Machine>
-void decode_half(const PackedHalf& half, std::uint8_t* out) {
-    for (int block = 0; block < kPackedChunkBlocks; ++block) {
-        const auto scales = Machine::expand_scales(half.scale[block]);
-        for (int i = 2 * block; i < 2 * block + 2; ++i, out += 256) {
-            const auto codes = Machine::load(half.codes[i]);
-            Machine::store(out, Machine::template decode<0>(codes, scales));
-            Machine::store(out + 64, Machine::template decode<1>(codes, scales));
-            Machine::store(out + 128, Machine::template decode<2>(codes, scales));
-            Machine::store(out + 192, Machine::template decode<3>(codes, scales));
+[[gnu::always_inline]] inline void decode_block(const PackedHalf& half, std::uint64_t block,
+                                                std::uint8_t* out) {
+    const auto scales = Machine::expand_scales(half.scale[block]);
+#pragma GCC unroll 2
+    for (std::uint64_t i = 2 * block; i < 2 * block + 2; ++i, out += 256) {
+        const auto codes = Machine::load(half.codes[i]);
+        Machine::store(out, Machine::template decode<0>(codes, scales));
+        Machine::store(out + 64, Machine::template decode<1>(codes, scales));
+        Machine::store(out + 128, Machine::template decode<2>(codes, scales));
+        Machine::store(out + 192, Machine::template decode<3>(codes, scales));
+    }
+}
+
+/// Chunks that are decoded a few blocks at a time, between the tile instructions that multiply others: the
+/// tiles leave the vector units idle, and a core does not look far enough ahead to mix two long stretches.
+template <class Machine>
+class Decoding {
+public:
+    Decoding(const PackedChunk* chunks, std::int64_t num_chunks, std::uint8_t* out)
+        : halves_(chunks->half),
+          out_(out),
+          num_blocks_(static_cast<std::uint64_t>(2 * kPackedChunkBlocks * num_chunks)) {}
+
+    std::int64_t num_left() const { return static_cast<std::int64_t>(num_blocks_ - next_); }
+
+    template <int kCount>
+    [[gnu::always_inline]] void decode() {
+#pragma GCC unroll 4
+        for (int i = 0; i < kCount; ++i, ++next_) {
+            const PackedHalf& half = halves_[next_ / kPackedChunkBlocks];
+            const std::uint64_t block = next_ % kPackedChunkBlocks;
+            Machine::prefetch(reinterpret_cast<const std::uint8_t*>(&half) +
+                              block * (sizeof(PackedHalf) / kPackedChunkBlocks));
+            decode_block<Machine>(half, block, out_ + next_ * kDecodedBlockBytes);
         }
     }
-}
-
-template <class Machine>
-void decode(const PackedChunk* chunks, std::int64_t count, std::uint8_t* out) {
-    for (std::int64_t i = 0; i < count; ++i, out += kDecodedBytes) {
-        Machine::prefetch(chunks + i);
-        decode_half<Machine>(chunks[i].half[0], out);
-        decode_half<Machine>(chunks[i].half[1], out + kDecodedHalfBytes);
+    void finish() {
+        while (num_left() > 0) decode<1>();
     }
-}
+
+private:
+    const PackedHalf* halves_;
+    std::uint8_t* out_;
+    std::uint64_t num_blocks_, next_ = 0;
+};
 
 /// Sum tiles 0 and 1 are a group of rows times the two halves, 2 and 3 a second group; 4 and 5 the
-/// activations, 6 and 7 the weights.
-template <class Machine, class Mode, int kGroups>
+/// activations, 6 and 7 the weights. kDecodes blocks of `next` are decoded with each tile of columns.
+template <class Machine, class Mode, int kGroups, int kDecodes>
 void multiply_tiles(const std::uint8_t* cells, const Panel& panel, const std::uint8_t* decoded,
-                    std::int64_t num_tiles) {
+                    std::int64_t first, std::int64_t last, Decoding<Machine>& next) {
     constexpr std::int64_t kTilesPerCell = 2 / Mode::kBlocksPerTile;
     constexpr std::int64_t kTilesPerChunk = kPackedChunkBlocks / Mode::kBlocksPerTile;
     constexpr std::int64_t kWeightBytes = kDecodedHalfBytes / kTilesPerChunk;
-    for (std::int64_t i = 0; i < num_tiles; ++i) {
+    constexpr int kPlaces = 2 * kGroups;
+    const auto decode_at = [&next]<int kPlace>() __attribute__((always_inline)) {
+        next.template decode<kDecodes*(kPlace + 1) / kPlaces - kDecodes * kPlace / kPlaces>();
+    };
+    for (std::int64_t i = first; i < last; ++i) {
         const std::uint8_t* x =
             cells + static_cast<std::size_t>(i / kTilesPerCell) * panel.cell_step() + i % kTilesPerCell * 32;
         const std::uint8_t* w =
@@ -113,14 +148,27 @@ void multiply_tiles(const std::uint8_t* cells, const Panel& panel, const std::ui
         Machine::template load_tile<4>(x, 64);
         Machine::template load_tile<6>(w, 64);
         Machine::template multiply_add<0, 4, 6>();
+        decode_at.template operator()<0>();
         Machine::template load_tile<7>(w + kDecodedHalfBytes, 64);
         Machine::template multiply_add<1, 4, 7>();
+        decode_at.template operator()<1>();
         if constexpr (kGroups == 2) {
             Machine::template load_tile<5>(x + panel.group_bytes(), 64);
             Machine::template multiply_add<2, 5, 6>();
+            decode_at.template operator()<2>();
             Machine::template multiply_add<3, 5, 7>();
+            decode_at.template operator()<3>();
         }
     }
+}
+
+/// Tiles [0, num_tiles), decoding kDecodes blocks with each until `next` has fewer left.
+template <class Machine, class Mode, int kGroups, int kDecodes>
+void multiply_and_decode(const std::uint8_t* cells, const Panel& panel, const std::uint8_t* decoded,
+                         std::int64_t num_tiles, Decoding<Machine>& next) {
+    const std::int64_t count = smaller(num_tiles, next.num_left() / kDecodes);
+    multiply_tiles<Machine, Mode, kGroups, kDecodes>(cells, panel, decoded, 0, count, next);
+    multiply_tiles<Machine, Mode, kGroups, 0>(cells, panel, decoded, count, num_tiles, next);
 }
 
 /// A group's sums: [half][row][weight row].
@@ -167,7 +215,7 @@ void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int6
                    const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
     const std::int64_t num_chunks = divide_up(cols, kPackedChunkCols);
     const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
-    const std::int64_t max_groups = fitting < 4 ? 4 : smaller(fitting / 2 * 2, kMaxGroups);
+    const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting / 2 * 2, kMaxGroups);
     Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
     for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
         const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
@@ -175,12 +223,13 @@ void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int6
         const std::int64_t step = keeps_sums ? 1 : kStepChunks;
         const std::uint8_t* rows = panel_data + static_cast<std::size_t>(group) * panel.group_bytes();
 
-        const auto decode_step = [&](std::int64_t tile, std::int64_t chunk, int buffer) {
-            decode<Machine>(weights + tile * num_chunks + chunk, smaller(step, num_chunks - chunk),
-                            scratch.decoded[buffer]);
+        const auto step_at = [&](std::int64_t tile, std::int64_t chunk, int buffer) {
+            return Decoding<Machine>(weights + tile * num_chunks + chunk,
+                                     tile < num_tiles ? smaller(step, num_chunks - chunk) : 0,
+                                     scratch.decoded[buffer]);
         };
-        const auto multiply_step = [&]<int kGroups>(std::int64_t first_group, std::int64_t chunk,
-                                                    int buffer) {
+        const auto multiply_step = [&]<int kGroups>(std::int64_t first_group, std::int64_t chunk, int buffer,
+                                                    Decoding<Machine>& next) {
             const bool is_first = chunk == 0;
             const bool is_last = chunk + step >= num_chunks;
             GroupSums* sums = scratch.sums + first_group;
@@ -191,27 +240,34 @@ void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int6
             }
             const std::int64_t first_block = chunk * kPackedChunkBlocks;
             const std::int64_t num_blocks = smaller(step * kPackedChunkBlocks, cols / kBlock - first_block);
-            multiply_tiles<Machine, Mode, kGroups>(
-                rows + static_cast<std::size_t>(first_group) * panel.group_bytes() +
-                    static_cast<std::size_t>(first_block / 2) * panel.cell_step(),
-                panel, scratch.decoded[buffer], divide_up(num_blocks, Mode::kBlocksPerTile));
+            const std::uint8_t* cells = rows + static_cast<std::size_t>(first_group) * panel.group_bytes() +
+                                        static_cast<std::size_t>(first_block / 2) * panel.cell_step();
+            const std::int64_t count = divide_up(num_blocks, Mode::kBlocksPerTile);
+            // Spread over the groups that are left, so that neither unit waits for the other.
+            const std::int64_t share =
+                divide_up(next.num_left(), count * divide_up(num_groups - first_group, 2));
+            const auto multiply = [&]<int kDecodes>() {
+                multiply_and_decode<Machine, Mode, kGroups, kDecodes>(cells, panel, scratch.decoded[buffer],
+                                                                      count, next);
+            };
+            share <= 1   ? multiply.template operator()<1>()
+            : share == 2 ? multiply.template operator()<2>()
+                         : multiply.template operator()<4>();
             if (is_last || !keeps_sums) store_sums<Machine, kGroups>(sums);
         };
 
         int buffer = 0;
-        decode_step(0, 0, buffer);
+        step_at(0, 0, buffer).finish();
         for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
             for (std::int64_t chunk = 0; chunk < num_chunks; chunk += step) {
-                // Decoded ahead, so that it overlaps with the tiles at work.
                 const bool ends_tile = chunk + step >= num_chunks;
-                if (!ends_tile) {
-                    decode_step(tile, chunk + step, 1 - buffer);
-                } else if (tile + 1 < num_tiles) {
-                    decode_step(tile + 1, 0, 1 - buffer);
-                }
+                auto next =
+                    ends_tile ? step_at(tile + 1, 0, 1 - buffer) : step_at(tile, chunk + step, 1 - buffer);
                 std::int64_t g = 0;
-                for (; g + 2 <= num_groups; g += 2) multiply_step.template operator()<2>(g, chunk, buffer);
-                if (g < num_groups) multiply_step.template operator()<1>(g, chunk, buffer);
+                for (; g + 2 <= num_groups; g += 2)
+                    multiply_step.template operator()<2>(g, chunk, buffer, next);
+                if (g < num_groups) multiply_step.template operator()<1>(g, chunk, buffer, next);
+                next.finish();
                 buffer = 1 - buffer;
             }
             use(scratch.sums, group, num_groups, tile);
@@ -248,7 +304,8 @@ void gate_up(const GateUpTask& task) {
         }
         if (task.h_rows == nullptr) {
             Machine::quantize(h, static_cast<int>(count), task.input_scale + first_row,
-                              h_panel.block(task.h_panel, first_row, i / kBlock), kCellCols);
+                              h_panel.block(h_panel.first_cell(task.h_panel, first_row), i / kBlock),
+                              kCellCols);
         }
     };
     for_each_tile<Machine, Mode>(
@@ -288,58 +345,79 @@ void down(const DownTask& task) {
         });
 }
 
-inline std::size_t encoded_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
-
-template <class Machine>
-void encode_rows(const EncodeTask& task) {
-    for (std::int64_t r = task.first; r < task.last; ++r) {
-        const std::int64_t source = task.index != nullptr ? task.index[r] : r;
-        const std::uint16_t* values = task.values + source * task.cols;
-        auto* row = reinterpret_cast<std::uint16_t*>(task.rows +
-                                                     static_cast<std::size_t>(r) * encoded_bytes(task.cols));
-        float input_scale[kTileRows];
-        for (float& scale : input_scale) scale = task.input_scale[r];
-        for (std::int64_t k = 0; k < task.cols; k += kTileRows * kBlock) {
-            typename Machine::Block blocks[kTileRows];
-            const std::int64_t count = smaller(kTileRows, (task.cols - k) / kBlock);
-            for (std::int64_t b = 0; b < count; ++b) blocks[b] = Machine::load_bf16(values + k + b * kBlock);
-            Machine::quantize(blocks, static_cast<int>(count), input_scale, row + k, kBlock);
-        }
-    }
-}
-
 /// The power of two that a row of bf16 values is multiplied by, so that the largest that is finite stays
 /// below 2^127.
 inline float row_factor(const std::uint16_t* values, std::int64_t cols) {
-    constexpr std::uint32_t kInfinity = 0x7F80;
+    constexpr std::uint16_t kInfinity = 0x7F80;
     constexpr std::uint32_t kLargestExponent = 127 + 14;  // of what may be multiplied by 2^112
-    std::uint32_t largest = 0;
+    std::uint16_t largest = 0;
     for (std::int64_t k = 0; k < cols; ++k) {
-        const std::uint32_t magnitude = values[k] & 0x7FFFU;
-        if (magnitude < kInfinity && magnitude > largest) largest = magnitude;
+        const std::uint16_t magnitude = values[k] & 0x7FFFU;
+        const std::uint16_t finite = magnitude < kInfinity ? magnitude : std::uint16_t{0};
+        largest = finite > largest ? finite : largest;
     }
     const std::uint32_t exponent = largest >> 7;
     const std::uint32_t excess = exponent > kLargestExponent ? exponent - kLargestExponent : 0;
     return __builtin_bit_cast(float, (127U + 112U - excess) << 23);
 }
 
+/// An encoded row is the bf16 values in the order of the tiles; behind them, for w4a16, the factor of its
+/// sums.
+template <class Mode>
+std::size_t encoded_bytes(std::int64_t cols) {
+    return static_cast<std::size_t>(cols) * 2 + (Mode::kIsScaled ? 64 : 0);
+}
+
+template <class Machine>
+void quantize_row(const std::uint16_t* values, std::int64_t cols, float input_scale, std::uint16_t* out) {
+    float input_scales[kTileRows];
+    for (float& scale : input_scales) scale = input_scale;
+    for (std::int64_t k = 0; k < cols; k += kTileRows * kBlock) {
+        typename Machine::Block blocks[kTileRows];
+        const std::int64_t count = smaller(kTileRows, (cols - k) / kBlock);
+        for (std::int64_t b = 0; b < count; ++b) blocks[b] = Machine::load_bf16(values + k + b * kBlock);
+        Machine::quantize(blocks, static_cast<int>(count), input_scales, out + k, kBlock);
+    }
+}
+
+template <class Machine>
+void scale_row(const std::uint16_t* values, std::int64_t cols, std::uint16_t* out) {
+    const float factor = row_factor(values, cols);
+    for (std::int64_t k = 0; k < cols; k += kBlock) Machine::scale_block(values + k, factor, out + k);
+    const float sum_factor = kActivationFactor / factor;
+    __builtin_memcpy(out + cols, &sum_factor, sizeof(sum_factor));
+}
+
+template <class Machine, class Mode>
+void encode_rows(const EncodeTask& task) {
+    for (std::int64_t r = task.first; r < task.last; ++r) {
+        const std::int64_t source = task.index != nullptr ? task.index[r] : r;
+        const std::uint16_t* values = task.values + source * task.cols;
+        auto* row = reinterpret_cast<std::uint16_t*>(task.rows + static_cast<std::size_t>(r) *
+                                                                     encoded_bytes<Mode>(task.cols));
+        if constexpr (Mode::kIsScaled) {
+            scale_row<Machine>(values, task.cols, row);
+        } else {
+            quantize_row<Machine>(values, task.cols, task.input_scale[r], row);
+        }
+    }
+}
+
 template <class Machine, class Mode>
 void gather_rows(const GatherTask& task) {
     const Panel panel(task.num_rows, task.cols);
+    const std::int64_t num_blocks = task.cols / kBlock;
     for (std::int64_t r = task.first; r < task.last; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
-        const auto* row = reinterpret_cast<const std::uint16_t*>(task.rows) + source * task.cols;
-        const std::int64_t num_blocks = task.cols / kBlock;
-        if constexpr (Mode::kBlocksPerTile == 1) {
-            for (std::int64_t b = 0; b < num_blocks; ++b)
-                Machine::copy_block(row + b * kBlock, panel.block(task.panel, r, b));
-        } else {
-            const float factor = row_factor(row, task.cols);
-            *panel.factor(task.panel, r) = kActivationFactor / factor;
-            for (std::int64_t b = 0; b < num_blocks; ++b)
-                Machine::scale_block(row + b * kBlock, factor, panel.block(task.panel, r, b));
+        const auto* row = reinterpret_cast<const std::uint16_t*>(
+            task.rows + static_cast<std::size_t>(source) * encoded_bytes<Mode>(task.cols));
+        std::uint8_t* cells = panel.first_cell(task.panel, r);
+        for (std::int64_t b = 0; b < num_blocks; ++b)
+            Machine::copy_block(row + b * kBlock, panel.block(cells, b));
+        if constexpr (Mode::kIsScaled) {
+            __builtin_memcpy(panel.factor(task.panel, r), row + task.cols, sizeof(float));
             if (num_blocks % 2 != 0)
-                __builtin_memset(panel.block(task.panel, r, num_blocks), 0, kBlock * sizeof(std::uint16_t));
+                __builtin_memset(panel.block(cells, num_blocks), 0, kBlock * sizeof(std::uint16_t));
         }
     }
 }
@@ -358,8 +436,8 @@ constexpr Kernel make_amx_kernel() {
             .layout = &kPackedLayout,
             .min_rows = kIsW4a4 ? 9 : 1,
             .encodes_h = kIsW4a4,  // w4a16 needs a row's largest h first
-            .encoded_bytes = encoded_bytes,
-            .encode_rows = kIsW4a4 ? encode_rows<Machine> : nullptr,
+            .encoded_bytes = encoded_bytes<Mode>,
+            .encode_rows = encode_rows<Machine, Mode>,
             .rows_per_group = kTileRows,
             .panel_bytes = panel_bytes,
             .gather_rows = gather_rows<Machine, Mode>,
