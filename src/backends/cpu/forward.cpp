@@ -12,9 +12,6 @@ namespace moe4::cpu {
 
 namespace {
 
-constexpr std::int64_t kTokensPerPiece = 16;
-constexpr std::int64_t kFewRows = 16;  // too few to be worth waking a thread for copying them
-
 /// Largest finite magnitude: of bf16 bit patterns the order of the magnitudes.
 float largest_finite(const std::uint16_t* values, std::int64_t count) {
     constexpr std::uint16_t kInfinity = 0x7F80;
@@ -25,6 +22,8 @@ float largest_finite(const std::uint16_t* values, std::int64_t count) {
     }
     return format::bf16_to_float(largest);
 }
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 float product(float activation_scale, double global_scale) {
     return static_cast<float>(static_cast<double>(activation_scale) * global_scale);
@@ -77,8 +76,7 @@ private:
         return at<std::uint16_t>(layout_.h_rows) + row * intermediate_size_;
     }
     std::uint8_t* scratch(int worker) const {
-        return at<std::uint8_t>(layout_.scratch) +
-               static_cast<std::size_t>(worker) * (layout_.scratch_bytes + layout_.y_bytes);
+        return at<std::uint8_t>(layout_.scratch) + static_cast<std::size_t>(worker) * layout_.scratch_bytes;
     }
 
     /// Slots grouped by expert, within an expert by token and slot.
@@ -123,9 +121,8 @@ private:
     void scale_hidden() {
         auto* token_scale = at<float>(layout_.token_scale);
         if (is_w4a4() && scales_need_all_of_h(layer_.problem)) {
-            workers_.for_each(num_pieces(in_.num_tokens), [&](int, std::int64_t piece) {
-                const std::int64_t last = std::min(in_.num_tokens, (piece + 1) * kTokensPerPiece);
-                for (std::int64_t t = piece * kTokensPerPiece; t < last; ++t) {
+            for_each_range(in_.num_tokens, [&](std::int64_t first, std::int64_t last) {
+                for (std::int64_t t = first; t < last; ++t) {
                     const std::uint16_t* row = in_.hidden + t * hidden_size_;
                     token_scale[t] = format::dynamic_global_scale(largest_finite(row, hidden_size_));
                 }
@@ -150,9 +147,8 @@ private:
     void scale_h() {
         auto* scale = at<float>(layout_.h_input_scale);
         if (is_w4a4() && scales_need_all_of_h(layer_.problem)) {
-            workers_.for_each(num_pieces(num_rows()), [&](int, std::int64_t piece) {
-                const std::int64_t last = std::min(num_rows(), (piece + 1) * kTokensPerPiece);
-                for (std::int64_t r = piece * kTokensPerPiece; r < last; ++r) {
+            for_each_range(num_rows(), [&](std::int64_t first, std::int64_t last) {
+                for (std::int64_t r = first; r < last; ++r) {
                     scale[r] = format::dynamic_global_scale(largest_finite(h_row(r), intermediate_size_));
                 }
             });
@@ -162,10 +158,6 @@ private:
             for (std::int32_t r = row_begin_[e]; r < row_begin_[e + 1]; ++r)
                 at<float>(layout_.down_scale)[r] = product(scale[r], expert(e).down_scale);
         }
-    }
-
-    static std::int64_t num_pieces(std::int64_t tokens) {
-        return (tokens + kTokensPerPiece - 1) / kTokensPerPiece;
     }
 
     static void spread_largest(float* scales, std::int64_t count) {
@@ -180,13 +172,13 @@ private:
         auto* encoded = at<std::uint8_t>(layout_.encoded);
         if (!serves_any(is_served)) return;
         if (encodes_tokens) {
-            workers_.for_each(num_pieces(in_.num_tokens), [&](int, std::int64_t piece) {
+            for_each_range(in_.num_tokens, [&](std::int64_t first, std::int64_t last) {
                 kernel.encode_rows({.values = in_.hidden,
                                     .index = nullptr,
                                     .input_scale = at<float>(layout_.token_scale),
                                     .cols = hidden_size_,
-                                    .first = piece * kTokensPerPiece,
-                                    .last = std::min(in_.num_tokens, (piece + 1) * kTokensPerPiece),
+                                    .first = first,
+                                    .last = last,
                                     .rows = encoded});
             });
         }
@@ -251,27 +243,11 @@ private:
         });
     }
 
-    /// Pieces of about equal work: a tile costs its decoding, worth about kDecodeRows, and its rows.
     void gate_up() {
-        constexpr std::int64_t kDecodeRows = 8;
         const auto num_tiles = [&](std::int64_t e) {
-            return (intermediate_size_ + kernel_of(e).gate_up_tile - 1) / kernel_of(e).gate_up_tile;
+            return divide_up(intermediate_size_, kernel_of(e).gate_up_tile);
         };
-        const auto cost = [&](std::int64_t e) { return num_rows(e) == 0 ? 0 : num_rows(e) + kDecodeRows; };
-        std::int64_t total = 0;
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) total += num_tiles(e) * cost(e);
-        // Rounded up: then there are at most kPiecesPerWorker a worker, and one more an expert (max_pieces).
-        const std::int64_t wanted = kPiecesPerWorker * workers_.count();
-        const std::int64_t target = std::max<std::int64_t>(1, (total + wanted - 1) / wanted);
-
-        auto* pieces = at<Piece>(layout_.pieces);
-        std::int64_t count = 0;
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            if (num_rows(e) == 0) continue;
-            const std::int64_t step = (target + cost(e) - 1) / cost(e);
-            count = append_pieces(e, num_tiles(e), step, count);
-        }
-        workers_.for_each(count, [&](int worker, std::int64_t i) { gate_up_piece(worker, pieces[i]); });
+        for_each_tile_piece(num_tiles, [&](int worker, const Piece& piece) { gate_up_piece(worker, piece); });
     }
 
     void gate_up_piece(int worker, const Piece& piece) {
@@ -294,45 +270,99 @@ private:
                         .scratch = scratch(worker)});
     }
 
-    /// A task owns a slice of output columns for all experts, so that it can combine at once.
+    /// In bands of output columns, so that y stays small however many rows there are.
     void down() {
-        const std::int64_t unit = layout_.slice_unit;
         const std::int64_t row_bytes = std::max<std::int64_t>(1, num_rows()) * 4;
-        const std::int64_t fitting = static_cast<std::int64_t>(layout_.y_bytes) / row_bytes / unit * unit;
-        const std::int64_t slice = std::min(fitting, layout_.slice_cols);
-        workers_.for_each((hidden_size_ + slice - 1) / slice, [&](int worker, std::int64_t i) {
-            down_slice(worker, i * slice, std::min(hidden_size_, (i + 1) * slice), slice);
-        });
+        const std::int64_t fitting = static_cast<std::int64_t>(layout_.y_bytes) / row_bytes;
+        const std::int64_t widest = divide_up(hidden_size_, layout_.band_unit) * layout_.band_unit;
+        const std::int64_t width = std::min(fitting / layout_.band_unit * layout_.band_unit, widest);
+        for (std::int64_t first = 0; first < hidden_size_; first += width) {
+            const Band band{first, std::min(hidden_size_, first + width), width};
+            const auto num_tiles = [&](std::int64_t e) {
+                return divide_up(band.last - band.first, kernel_of(e).down_tile);
+            };
+            for_each_tile_piece(num_tiles,
+                                [&](int worker, const Piece& piece) { down_piece(worker, piece, band); });
+            combine(band);
+        }
     }
 
-    void down_slice(int worker, std::int64_t first, std::int64_t last, std::int64_t y_stride) {
-        auto* y = reinterpret_cast<float*>(scratch(worker) + layout_.scratch_bytes);
+    struct Band {
+        std::int64_t first, last;  // output columns
+        std::int64_t y_stride;
+    };
+
+    void down_piece(int worker, const Piece& piece, const Band& band) {
+        const Kernel& kernel = kernel_of(piece.expert);
+        const std::int64_t begin = row_begin_[piece.expert];
+        const std::int64_t first = std::int64_t{piece.first} * kernel.down_tile;
+        const std::int64_t last = std::int64_t{piece.last} * kernel.down_tile;
+        kernel.down({.expert = &expert(piece.expert).data,
+                     .panel = h_panel(piece.expert),
+                     .scale = at<float>(layout_.down_scale) + begin,
+                     .num_rows = num_rows(piece.expert),
+                     .hidden_size = hidden_size_,
+                     .intermediate_size = intermediate_size_,
+                     .first = band.first + first,
+                     .last = std::min(band.last, band.first + last),
+                     .y = at<float>(layout_.y) + begin * band.y_stride + first,
+                     .y_stride = band.y_stride,
+                     .scratch = scratch(worker)});
+    }
+
+    void combine(const Band& band) {
+        constexpr std::int64_t kTokens = 8;  // of a piece
+        constexpr std::int64_t kCols = 256;
+        const std::int64_t num_cols = band.last - band.first;
+        const std::int64_t pieces_per_row = divide_up(num_cols, kCols);
+        const auto combine_piece = [&](int, std::int64_t i) {
+            const std::int64_t token = i / pieces_per_row * kTokens;
+            const std::int64_t col = i % pieces_per_row * kCols;
+            const std::int64_t out = token * hidden_size_ + band.first + col;
+            layer_.kernels.front()->combine(
+                {.y = at<float>(layout_.y) + col,
+                 .y_stride = band.y_stride,
+                 .slot_row = slot_row_ + token * layer_.top_k,
+                 .weight = in_.top_k_weights + token * layer_.top_k,
+                 .num_tokens = std::min(kTokens, in_.num_tokens - token),
+                 .top_k = layer_.top_k,
+                 .cols = std::min(kCols, num_cols - col),
+                 .out_f32 = in_.output_f32 == nullptr ? nullptr : in_.output_f32 + out,
+                 .out_bf16 = in_.output_bf16 == nullptr ? nullptr : in_.output_bf16 + out,
+                 .out_stride = hidden_size_});
+        };
+        workers_.for_each(divide_up(in_.num_tokens, kTokens) * pieces_per_row, combine_piece);
+    }
+
+    /// task(worker, piece) for pieces that cover num_tiles(e) tiles of every expert, each a share of the work
+    /// that is left: long streams first, and little to wait for at the end. A tile costs its decoding, worth
+    /// about kDecodeRows, and its rows.
+    template <class NumTiles, class Task>
+    void for_each_tile_piece(const NumTiles& num_tiles, const Task& task) {
+        constexpr std::int64_t kDecodeRows = 8;
+        const auto cost = [&](std::int64_t e) { return num_rows(e) == 0 ? 0 : num_rows(e) + kDecodeRows; };
+        std::int64_t left = 0;
+        for (std::int64_t e = 0; e < layer_.num_held(); ++e) left += num_tiles(e) * cost(e);
+        std::int64_t count = 0;
         for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            if (num_rows(e) == 0) continue;
-            const std::int64_t begin = row_begin_[e];
-            kernel_of(e).down({.expert = &expert(e).data,
-                               .panel = h_panel(e),
-                               .scale = at<float>(layout_.down_scale) + begin,
-                               .num_rows = num_rows(e),
-                               .hidden_size = hidden_size_,
-                               .intermediate_size = intermediate_size_,
-                               .first = first,
-                               .last = last,
-                               .y = y + begin * y_stride,
-                               .y_stride = y_stride,
-                               .scratch = scratch(worker)});
+            for (std::int64_t tile = 0; cost(e) > 0 && tile < num_tiles(e);) {
+                const std::int64_t share = divide_up(left, kSharesPerWorker * workers_.count());
+                const std::int64_t last = std::min(num_tiles(e), tile + divide_up(share, cost(e)));
+                append_piece(count, e, tile, last);
+                left -= (last - tile) * cost(e);
+                tile = last;
+            }
         }
-        layer_.kernels.front()->combine(
-            {.y = y,
-             .y_stride = y_stride,
-             .slot_row = slot_row_,
-             .weight = in_.top_k_weights,
-             .num_tokens = in_.num_tokens,
-             .top_k = layer_.top_k,
-             .cols = last - first,
-             .out_f32 = in_.output_f32 == nullptr ? nullptr : in_.output_f32 + first,
-             .out_bf16 = in_.output_bf16 == nullptr ? nullptr : in_.output_bf16 + first,
-             .out_stride = hidden_size_});
+        auto* pieces = at<Piece>(layout_.pieces);
+        workers_.for_each(count, [&](int worker, std::int64_t i) { task(worker, pieces[i]); });
+    }
+
+    /// task(first, last) for ranges of tokens or rows that cover [0, count).
+    template <class Task>
+    void for_each_range(std::int64_t count, const Task& task) {
+        const std::int64_t size = std::clamp<std::int64_t>(count / (4 * workers_.count()), 1, 16);
+        workers_.for_each(divide_up(count, size),
+                          [&](int, std::int64_t i) { task(i * size, std::min(count, (i + 1) * size)); });
     }
 
     template <class IsServed>
@@ -346,27 +376,19 @@ private:
     /// task(piece) for pieces of rows that cover the experts that are served.
     template <class IsServed, class Task>
     void for_each_row_piece(const IsServed& is_served, const Task& task) {
-        auto* pieces = at<Piece>(layout_.pieces);
         std::int64_t count = 0;
         for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            if (num_rows(e) > 0 && is_served(e)) count = append_pieces(e, num_rows(e), kRowsPerPiece, count);
+            for (std::int64_t row = 0; is_served(e) && row < num_rows(e); row += kRowsPerPiece)
+                append_piece(count, e, row, std::min(num_rows(e), row + kRowsPerPiece));
         }
-        if (num_rows() <= kFewRows) {
-            for (std::int64_t i = 0; i < count; ++i) task(pieces[i]);
-            return;
-        }
+        auto* pieces = at<Piece>(layout_.pieces);
         workers_.for_each(count, [&](int, std::int64_t i) { task(pieces[i]); });
     }
 
-    /// Cuts [0, size) of an expert into steps; returns the new number of pieces.
-    std::int64_t append_pieces(std::int64_t e, std::int64_t size, std::int64_t step, std::int64_t count) {
-        auto* pieces = at<Piece>(layout_.pieces);
-        for (std::int64_t first = 0; first < size; first += step) {
-            assert(count < layout_.max_pieces);
-            pieces[count++] = {static_cast<std::int32_t>(e), static_cast<std::int32_t>(first),
-                               static_cast<std::int32_t>(std::min(size, first + step))};
-        }
-        return count;
+    void append_piece(std::int64_t& count, std::int64_t e, std::int64_t first, std::int64_t last) {
+        assert(count < layout_.max_pieces);
+        at<Piece>(layout_.pieces)[count++] = {static_cast<std::int32_t>(e), static_cast<std::int32_t>(first),
+                                              static_cast<std::int32_t>(last)};
     }
 
     const PreparedLayer& layer_;

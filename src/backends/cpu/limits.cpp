@@ -1,5 +1,7 @@
 #include "backends/cpu/limits.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,9 +17,14 @@ namespace moe4::cpu {
 namespace {
 
 constexpr int kRepeats = 5;
-constexpr std::int64_t kReadBytes = std::int64_t{1} << 30;  // several times the largest cache
 constexpr std::int64_t kReadChunk = std::int64_t{1} << 20;
 constexpr std::int64_t kPeakIterations = 2'000'000;
+
+/// So many times the last cache that next to nothing is found there the next time.
+std::int64_t read_bytes() {
+    constexpr std::int64_t kLeast = std::int64_t{1} << 30;
+    return std::max(kLeast, (8 * sysconf(_SC_LEVEL3_CACHE_SIZE) + kReadChunk - 1) / kReadChunk * kReadChunk);
+}
 
 /// The median of the seconds that work() takes.
 template <class Work>
@@ -33,20 +40,22 @@ double median_seconds(const Work& work) {
 }
 
 double dram_read_gb_per_s(const Workers& workers, IsaSet isa) {
-    const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(4096, kReadBytes), std::free);
+    const std::int64_t bytes = read_bytes();
+    const std::unique_ptr<void, void (*)(void*)> memory(
+        std::aligned_alloc(4096, static_cast<std::size_t>(bytes)), std::free);
     if (!memory) {
         throw Error(ErrorKind::machine,
-                    "measuring the memory needs " + std::to_string(kReadBytes) + " bytes of it");
+                    "measuring the memory needs " + std::to_string(bytes) + " bytes of it");
     }
     auto* data = static_cast<std::uint8_t*>(memory.get());
-    constexpr std::int64_t kChunks = kReadBytes / kReadChunk;
-    workers.for_each(kChunks,
+    const std::int64_t num_chunks = bytes / kReadChunk;
+    workers.for_each(num_chunks,
                      [&](int, std::int64_t chunk) { std::fill_n(data + chunk * kReadChunk, kReadChunk, 1); });
     const double seconds = median_seconds([&] {
-        workers.for_each(kChunks,
+        workers.for_each(num_chunks,
                          [&](int, std::int64_t c) { read_memory(data + c * kReadChunk, kReadChunk, isa); });
     });
-    return static_cast<double>(kReadBytes) / seconds * 1e-9;
+    return static_cast<double>(bytes) / seconds * 1e-9;
 }
 
 double peak_gop_per_s(const Workers& workers, const InstructionPeak& peak) {

@@ -17,7 +17,13 @@ struct Piece {
 };
 
 inline constexpr std::int64_t kRowsPerPiece = 64;    // of a gather; a multiple of every rows_per_group
-inline constexpr std::int64_t kPiecesPerWorker = 8;  // of gate_up: enough to even out slow threads
+inline constexpr std::int64_t kSharesPerWorker = 2;  // of the work that is left, a piece of tiles is one
+
+/// Of tiles. Unless an expert ends it, a piece takes 1 / n of the work that is left, n = kSharesPerWorker a
+/// worker, and when less than n tiles are left, a tile: at most n (1 + ln work), and work is below 2^63.
+constexpr std::int64_t max_tile_pieces(std::int64_t num_workers, std::int64_t experts) {
+    return 45 * kSharesPerWorker * num_workers + experts;
+}
 
 struct WorkspaceLayout {
     // Offsets. Rows are slots grouped by expert; R = max_tokens * top_k bounds their number.
@@ -37,13 +43,13 @@ struct WorkspaceLayout {
     std::size_t panels;    // [R, hidden_size]
     std::size_t h_panels;  // [R, intermediate_size]
     std::size_t h_rows;    // bf16 [R, intermediate_size] where a kernel does not encode h itself
-    std::size_t scratch;   // a worker: scratch_bytes, then y
+    std::size_t y;         // f32 [R, columns of a band], what down adds to the output
+    std::size_t scratch;   // scratch_bytes a worker
     std::size_t bytes;
 
-    std::size_t scratch_bytes;  // a worker
-    std::size_t y_bytes;        // a worker
-    std::int64_t slice_cols;    // output columns of a down task, less where many rows share y
-    std::int64_t slice_unit;
+    std::size_t scratch_bytes;
+    std::size_t y_bytes;
+    std::int64_t band_unit;  // output columns, a multiple of every kernel's down_tile
     std::int64_t max_pieces;
 };
 
@@ -103,14 +109,14 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
                                &layout.up_scale, &layout.down_scale}) {
         *scale = reserve(num_rows * 4);
     }
-    layout.max_pieces = std::max(rows / kRowsPerPiece, kPiecesPerWorker * num_workers) + experts;
+    layout.max_pieces = std::max(rows / kRowsPerPiece + experts, max_tile_pieces(num_workers, experts));
     layout.pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
     layout.panel_offset = reserve(static_cast<std::size_t>(num_held) * 8);
     layout.h_panel_offset = reserve(static_cast<std::size_t>(num_held) * 8);
 
     const bool per_expert = problem.activation_scale == ActivationScale::per_expert;
     std::size_t encoded = 0;
-    layout.slice_unit = 32;
+    layout.band_unit = 32;
     bool any_h_rows = false;
     for (const Kernel* kernel : kernels) {
         const std::size_t hidden_rows = per_expert ? num_rows : static_cast<std::size_t>(problem.max_tokens);
@@ -119,7 +125,7 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
             any_h_rows = true;
             encoded = std::max(encoded, encoded_row_bytes(*kernel, intermediate) * num_rows);
         }
-        layout.slice_unit = std::lcm(layout.slice_unit, std::int64_t{kernel->down_tile});
+        layout.band_unit = std::lcm(layout.band_unit, std::int64_t{kernel->down_tile});
         layout.scratch_bytes =
             std::max(layout.scratch_bytes, round_up(kernel->scratch_bytes(rows, hidden, intermediate), 64));
     }
@@ -128,16 +134,14 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     layout.h_panels = reserve(panels_bound(kernels, rows, experts, intermediate));
     layout.h_rows = reserve(any_h_rows ? num_rows * static_cast<std::size_t>(intermediate) * 2 : 0);
 
-    // Slices as wide as leaves every worker four, and y within a cache where that is possible.
-    constexpr std::int64_t kSlicesPerWorker = 4;
-    constexpr std::size_t kCachedBytes = 1U << 20;
-    const std::int64_t wanted = hidden / (kSlicesPerWorker * num_workers) / layout.slice_unit;
-    layout.slice_cols = std::max<std::int64_t>(1, wanted) * layout.slice_unit;
-    const std::size_t column_bytes = num_rows * 4;
-    layout.y_bytes =
-        std::max(column_bytes * static_cast<std::size_t>(layout.slice_unit),
-                 std::min(column_bytes * static_cast<std::size_t>(layout.slice_cols), kCachedBytes));
-    layout.scratch = reserve(static_cast<std::size_t>(num_workers) * (layout.scratch_bytes + layout.y_bytes));
+    // Within the last cache of a server; a band has at least one tile.
+    constexpr std::size_t kMostBytes = 64U << 20;
+    const std::size_t columns =
+        round_up(static_cast<std::size_t>(hidden), static_cast<std::size_t>(layout.band_unit));
+    layout.y_bytes = std::max(num_rows * 4 * static_cast<std::size_t>(layout.band_unit),
+                              std::min(num_rows * 4 * columns, kMostBytes));
+    layout.y = reserve(layout.y_bytes);
+    layout.scratch = reserve(static_cast<std::size_t>(num_workers) * layout.scratch_bytes);
     return layout;
 }
 
