@@ -146,8 +146,8 @@ void route_token(const MoeConfig& config, const TensorView& router, const std::o
                  const std::uint16_t* hidden, std::int32_t* top_k_ids, float* top_k_weights) {
     const RouterConfig& r = config.router;
     const auto num_experts = static_cast<std::size_t>(config.num_experts);
-    std::array<float, kMaxExperts> score_storage;
-    std::array<float, kMaxExperts> selection_storage;
+    std::array<float, kMaxExperts> score_storage{};
+    std::array<float, kMaxExperts> selection_storage{};
     std::array<bool, kMaxExperts> taken_storage{};
     const auto scores = std::span(score_storage).first(num_experts);
     const auto selection = std::span(selection_storage).first(num_experts);

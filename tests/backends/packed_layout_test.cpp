@@ -2,7 +2,6 @@
 // Of the AVX-512 packer skipped where the CPU lacks it.
 #include "backends/cpu/packed_layout.hpp"
 
-#if defined(__x86_64__)
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -85,5 +84,3 @@ TEST(PackedLayout, IsTheSameWithoutAnInstructionSet) {
 
 }  // namespace
 }  // namespace moe4::cpu
-
-#endif

@@ -7,7 +7,7 @@
 
 namespace moe4::cpu {
 
-#if defined(__x86_64__)
+#ifdef MOE4_X86_KERNELS
 namespace amx {
 extern const Kernel kW4a16, kW4a4;
 }
@@ -30,7 +30,7 @@ namespace {
 // clang-format off
 constexpr const Kernel* kKernels[] = {
     // best first; add yours here
-#if defined(__x86_64__)
+#ifdef MOE4_X86_KERNELS
     &amx::kW4a4,
     &amx::kW4a16,
     &avx512_vnni::kW4a4,
