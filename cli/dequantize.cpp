@@ -116,7 +116,8 @@ void add_dequantize(CLI::App& app, Action& action) {
     command->add_option("--expert", options->expert, "this expert alone (default: all)")->check(number_in(0));
     command
         ->add_option("--output", options->output,
-                     "safetensors to write: experts.E.{gate,up,down}_proj.weight [rows,cols]")
+                     "safetensors to write: experts.E.{gate,up,down}_proj.weight [rows,cols]\n"
+                     "Appears when it is complete, in the place of a file or a link of that name")
         ->required();
     command
         ->add_option("--dtype", options->dtype, "f32: the tool's bits; bf16: those, rounded to nearest even")

@@ -39,7 +39,7 @@ void refuse_to_overwrite(const std::filesystem::path& output, const std::filesys
 }
 
 OutputFile::Guard::Guard(const std::filesystem::path& path) {
-    partial_path = path.string() + ".partial-" + std::to_string(::getpid());
+    partial_path = SafetensorsWriter::partial_path(path).string();
     ::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is then an error like a full disk
     for (const int signal : kSignals) {
         if (::signal(signal, remove_and_end) == SIG_IGN) ::signal(signal, SIG_IGN);  // as nohup asked

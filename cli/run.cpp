@@ -216,7 +216,8 @@ void add_run(CLI::App& app, Action& action) {
         ->required();
     command
         ->add_option("--output", options->output,
-                     "safetensors to write: output [T,H], top_k_ids [T,k] I32, top_k_weights [T,k] F32")
+                     "safetensors to write: output [T,H], top_k_ids [T,k] I32, top_k_weights [T,k] F32\n"
+                     "Appears when it is complete, in the place of a file or a link of that name")
         ->required();
     command->add_option("--output-dtype", options->output_dtype, "f32: the sum before the last rounding")
         ->check(one_of({"bf16", "f32"}))

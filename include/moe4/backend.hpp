@@ -94,7 +94,8 @@ public:
     virtual const Plan& plan() const = 0;
 
     /// hidden [num_tokens, hidden_size] bf16 -> top_k_ids [num_tokens, router.top_k] i32, top_k_weights f32.
-    /// Throws invalid_argument for shapes, unsupported when the weights came without a router.
+    /// Throws invalid_argument for shapes, unsupported when the weights came without a router or it has more
+    /// than 1024 experts or 32 slots.
     virtual void route(TensorView hidden, MutableTensorView top_k_ids, MutableTensorView top_k_weights,
                        Stream = {}) const = 0;
 

@@ -13,10 +13,11 @@ enum class ErrorKind {
     machine = 5,           // memory, a device or a disk failed
 };
 
-/// what() is one sentence that names tensor, layer, expert, found and expected, as far as they apply.
+/// what() is one sentence that names tensor, layer, expert, found and expected, as far as they apply. Control
+/// characters, which names in files may hold, are spelled as in JSON (\u0000).
 class Error : public std::runtime_error {
 public:
-    Error(ErrorKind kind, const std::string& sentence) : std::runtime_error(sentence), kind_(kind) {}
+    Error(ErrorKind kind, const std::string& sentence);
     ErrorKind kind() const { return kind_; }
 
 private:

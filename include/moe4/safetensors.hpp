@@ -21,7 +21,8 @@ public:
         std::string_view name;
         TensorView tensor;
     };
-    /// Throws broken_file naming the file and the claim that is false, machine when it cannot be read.
+    /// Throws invalid_argument when there is no such file, broken_file naming the file and the claim that is
+    /// false, machine when it cannot be read.
     static SafetensorsFile open(const std::filesystem::path&);
 
     std::span<const Entry> entries() const;  // sorted by name
@@ -48,6 +49,9 @@ public:
     ~SafetensorsWriter();
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+    /// Where the bytes lie until finish().
+    static std::filesystem::path partial_path(const std::filesystem::path&);
 
     void append(const void* data, std::size_t bytes);  // in pieces of any size
     void finish();                                     // the file now exists under its name

@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "moe4/error.hpp"
-
 namespace moe4::checkpoint {
 
 namespace {
@@ -27,23 +25,32 @@ struct FileDescriptor {
 
 }  // namespace
 
-std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
+std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path, ErrorKind if_absent) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
     const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (file.value < 0) {
         const bool is_absent = errno == ENOENT || errno == ENOTDIR;
-        fail(is_absent ? ErrorKind::invalid_argument : ErrorKind::machine, path, std::strerror(errno));
+        const bool is_device = errno == ENXIO;  // a socket, or a device without a driver
+        fail(is_absent || is_device ? if_absent : ErrorKind::machine, path, std::strerror(errno));
     }
     struct stat status{};
     if (::fstat(file.value, &status) != 0) fail(ErrorKind::machine, path, std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) fail(ErrorKind::invalid_argument, path, "not a regular file");
+    if (!S_ISREG(status.st_mode)) {
+        fail(if_absent, path,
+             S_ISDIR(status.st_mode) ? "is a folder, expected a file" : "is not a regular file");
+    }
     const auto size = static_cast<std::size_t>(status.st_size);
     const void* data = nullptr;
     if (size > 0) {  // mmap refuses a length of 0
         data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value, 0);
         if (data == MAP_FAILED) fail(ErrorKind::machine, path, std::strerror(errno));
     }
-    return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<const std::byte*>(data), size));
+    const std::shared_ptr<const MappedFile> mapped(new MappedFile(static_cast<const std::byte*>(data), size));
+    if (mapped->text().starts_with("version https://git-lfs")) {
+        fail(ErrorKind::broken_file, path,
+             "is a Git LFS pointer, expected the file itself (git lfs pull fetches it)");
+    }
+    return mapped;
 }
 
 MappedFile::~MappedFile() {

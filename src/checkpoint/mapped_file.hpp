@@ -6,12 +6,15 @@
 #include <span>
 #include <string_view>
 
+#include "moe4/error.hpp"
+
 namespace moe4::checkpoint {
 
 class MappedFile {
 public:
-    /// Throws invalid_argument when there is no such regular file, machine when it cannot be read.
-    static std::shared_ptr<const MappedFile> open(const std::filesystem::path&);
+    /// Throws `if_absent` when there is no such regular file, broken_file when it is a Git LFS pointer,
+    /// machine when it cannot be read. Never waits for a pipe.
+    static std::shared_ptr<const MappedFile> open(const std::filesystem::path&, ErrorKind if_absent);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;
     MappedFile& operator=(const MappedFile&) = delete;

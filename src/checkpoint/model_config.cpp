@@ -1,5 +1,6 @@
 #include "checkpoint/model_config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -47,8 +48,13 @@ json parse_json(std::string_view text, const std::string& file) {
         json document = json::parse(text.begin(), text.end(), check);
         if (!document.is_object()) fail(file, "is " + printed(document) + ", expected a JSON object");
         return document;
-    } catch (const json::exception& error) {
-        fail(file, std::string("is not valid JSON: ") + error.what());
+    } catch (const json::parse_error& error) {
+        const std::string_view before = text.substr(0, error.byte);
+        const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+        fail(file, "is not valid JSON at line " + std::to_string(line) + " (byte " +
+                       std::to_string(error.byte) + ")");
+    } catch (const json::out_of_range&) {
+        fail(file, "holds a number that is out of range");
     }
 }
 
@@ -323,10 +329,10 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
         throw Error(ErrorKind::broken_file,
                     config.string() + " is missing, expected the model's configuration beside its tensors");
     }
-    const auto file = MappedFile::open(config);
+    const auto file = MappedFile::open(config, ErrorKind::broken_file);
     if (!std::filesystem::exists(hf_quant_config, ignored))
         return parse_model_config(text_of(*file), config.string());
-    const auto hf_quant_file = MappedFile::open(hf_quant_config);
+    const auto hf_quant_file = MappedFile::open(hf_quant_config, ErrorKind::broken_file);
     if (hf_quant_file->bytes().empty()) fail(hf_quant_config.string(), "is empty, expected a JSON object");
     return parse_model_config(text_of(*file), config.string(), text_of(*hf_quant_file),
                               hf_quant_config.string());

@@ -21,7 +21,7 @@ struct SafetensorsFile::State {
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
     auto state = std::make_shared<State>();
-    state->file = checkpoint::MappedFile::open(path);
+    state->file = checkpoint::MappedFile::open(path, ErrorKind::invalid_argument);
     state->header = checkpoint::parse_safetensors_header(state->file->text(), path.string());
     SafetensorsFile file;
     file.state_ = std::move(state);
@@ -79,7 +79,7 @@ struct SafetensorsWriter::State {
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorSpec> tensors)
     : state_(std::make_unique<State>()) {
     state_->path = path;
-    state_->partial = path.string() + ".partial-" + std::to_string(::getpid());
+    state_->partial = partial_path(path);
     std::error_code ignored;  // whatever it is, fopen says it too
     const auto status = std::filesystem::status(path, ignored);
     if (exists(status) &&
@@ -103,6 +103,10 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::spa
 }
 
 SafetensorsWriter::~SafetensorsWriter() { discard(); }
+
+std::filesystem::path SafetensorsWriter::partial_path(const std::filesystem::path& path) {
+    return path.string() + ".partial-" + std::to_string(::getpid());
+}
 
 void SafetensorsWriter::discard() noexcept {
     if (state_->file == nullptr) return;

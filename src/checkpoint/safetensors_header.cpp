@@ -29,14 +29,14 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 std::string tensor(std::string_view name) { return "tensor " + in_quotes(name); }
 
 std::string_view header_json(std::string_view file, const std::string& source) {
-    if (file.starts_with("version https://git-lfs")) {
-        fail(source, "a Git LFS pointer, not the file itself (git lfs pull fetches it)");
-    }
     if (file.size() < kLengthBytes) {
         fail(source, "is " + std::to_string(file.size()) + " bytes long, too short for a safetensors file");
     }
     std::uint64_t length = 0;
     std::memcpy(&length, file.data(), kLengthBytes);
+    if (!file.substr(kLengthBytes).starts_with('{')) {
+        fail(source, "is not a safetensors file: its header does not begin with '{'");
+    }
     if (length > kMaxHeaderBytes) {
         fail(source, "claims a header of " + std::to_string(length) + " bytes, expected at most 100000000");
     }
@@ -44,9 +44,7 @@ std::string_view header_json(std::string_view file, const std::string& source) {
         fail(source, "claims a header of " + std::to_string(length) + " bytes, but " +
                          std::to_string(file.size() - kLengthBytes) + " follow: the file is cut short");
     }
-    const std::string_view json = file.substr(kLengthBytes, length);
-    if (!json.starts_with('{')) fail(source, "the header does not begin with '{': not a safetensors file");
-    return json;
+    return file.substr(kLengthBytes, length);
 }
 
 /// What the header says of one tensor, small because a header has room for two million of them.

@@ -63,7 +63,8 @@ std::vector<fs::path> safetensors_files(const fs::path& folder) {
     std::vector<fs::path> paths;
     std::error_code error;
     for (fs::directory_iterator file(folder, error), end; !error && file != end; file.increment(error)) {
-        if (file->path().extension() == ".safetensors") paths.push_back(file->path());
+        const bool is_hidden = file->path().filename().native().starts_with('.');  // "._*" of macOS
+        if (file->path().extension() == ".safetensors" && !is_hidden) paths.push_back(file->path());
     }
     if (error) throw Error(ErrorKind::machine, folder.string() + ": " + error.message());
     if (paths.empty()) fail(folder.string(), "holds no *.safetensors file");
@@ -110,7 +111,7 @@ void sort_entries(Index& index) {
 std::shared_ptr<Index> read_index(const fs::path& path) {
     auto index = std::make_shared<Index>();
     index->path = path.string();
-    index->json = MappedFile::open(path);
+    index->json = MappedFile::open(path, ErrorKind::broken_file);
     JsonScanner json(index->json->text(), index->path, index->unescaped);
     bool has_map = false;
     json.object([&](std::string_view key) {
@@ -140,7 +141,7 @@ public:
 
     void add_shard(const fs::path& path) {
         auto shard = std::make_shared<Shard>();
-        shard->file = MappedFile::open(path);
+        shard->file = MappedFile::open(path, ErrorKind::broken_file);
         shard->header = parse_safetensors_header(shard->file->text(), path.string());
         const auto number = static_cast<std::uint32_t>(shards_.size());
         for (const auto& entry : shard->header.entries) held_.push_back({&entry, number});
@@ -235,7 +236,9 @@ private:
 std::shared_ptr<const ShardedTensors> ShardedTensors::open(const fs::path& folder) {
     std::error_code ignored;
     if (!fs::is_directory(folder, ignored)) {
-        throw Error(ErrorKind::invalid_argument, folder.string() + ": no such folder");
+        throw Error(ErrorKind::invalid_argument,
+                    folder.string() + (fs::exists(folder, ignored) ? ": is a file, expected a folder"
+                                                                   : ": no such folder"));
     }
     auto tensors = std::make_shared<ShardedTensors>();
     if (const auto index_path = find_index(folder)) {

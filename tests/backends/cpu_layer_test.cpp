@@ -574,7 +574,17 @@ TEST(CpuRoute, NeedsARouter) {
     const RandomLayer random({.hidden_size = 64, .intermediate_size = 32, .num_experts = 4});
     const auto layer = make_layer(random.weights(), problem_of(random.weights(), Precision::w4a16, 1, 2));
     EXPECT_EQ(refusal([&] { layer->route({}, {}, {}); }, ErrorKind::unsupported),
-              "the weights of this layer came without a router");
+              "the layer has no router of its own");
+}
+
+TEST(CpuRoute, WhatTheRouterCannotDoMattersToItsUsersAlone) {
+    const RandomLayer random(
+        {.hidden_size = 64, .intermediate_size = 32, .num_experts = 64, .has_router = true});
+    Problem problem = problem_of(random.weights(), Precision::w4a16, 1, 2);
+    problem.config.router.top_k = 40;
+    const auto layer = make_layer(random.weights(), problem);
+    EXPECT_NE(refusal([&] { layer->route({}, {}, {}); }, ErrorKind::unsupported).find("at most 1024 and 32"),
+              std::string::npos);
 }
 
 TEST(CpuBackend, DescribesItself) {

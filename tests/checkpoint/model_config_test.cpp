@@ -50,6 +50,14 @@ TEST(ModelConfig, ReadsTheModelKeys) {
     EXPECT_TRUE(config.quantizations.empty());
 }
 
+TEST(ModelConfig, BrokenJsonIsToldByItsPlace) {
+    expect_broken("{\"hidden_size\": 1,\n \"n_group\" 2}",
+                  "config.json is not valid JSON at line 2 (byte 31)");
+    expect_broken("", "config.json is not valid JSON at line 1");
+    const auto error = test::error_of([] { parse("{]"); });
+    EXPECT_EQ(std::string(error->what()).find("json.exception"), std::string::npos) << error->what();
+}
+
 TEST(ModelConfig, NullIsAbsent) {
     const ModelConfig config =
         parse(R"({"hidden_size": null, "n_group": null, "quantization_config": null})");
@@ -149,7 +157,7 @@ TEST(ModelConfig, RefusesNumbersOutOfRange) {
     expect_broken(R"({"decoder_sparse_step": 0})", "decoder_sparse_step is 0");
     expect_broken(R"({"moe_layer_freq": 0})", "moe_layer_freq is 0");
     expect_broken(R"({"n_group": 0})", "n_group is 0");
-    expect_broken(R"({"routed_scaling_factor": 1e999})", "not valid JSON");
+    expect_broken(R"({"routed_scaling_factor": 1e999})", "config.json holds a number that is out of range");
 }
 
 TEST(ModelConfig, RefusesWhatIsNoJsonObject) {

@@ -55,6 +55,14 @@ TEST(Refusals, AMissingTensor) {
     }
 }
 
+TEST(Refusals, ANameWithControlCharactersIsToldInFull) {
+    CheckpointFixture fixture;
+    fixture.tensors[fixture.module(0, 3, Projection::down) + std::string(".a\0b\x1b[2J", 8)] = {
+        DType::u8, {1}, {0}};
+    expect_refusal(fixture, ErrorKind::unsupported,
+                   "experts.3.down_proj.a\\u0000b\\u001b[2J is not known and may change the result");
+}
+
 TEST(Refusals, AMissingRouter) {
     CheckpointFixture fixture({.family = "deepseek_v3"});
     fixture.tensors.erase("model.layers.0.mlp.gate.e_score_correction_bias");

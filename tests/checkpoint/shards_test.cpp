@@ -2,6 +2,7 @@
 #include "checkpoint/shards.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -60,6 +61,53 @@ TEST_F(Shards, WithoutAnIndexAllFilesAreOneSet) {
     EXPECT_EQ(byte("y"), '2');
     EXPECT_EQ(tensors_->num_bytes(), 3U);
     EXPECT_EQ(tensors_->find("w"), nullptr);
+}
+
+TEST_F(Shards, HiddenFilesAreNoShards) {  // "._a.safetensors" beside it is how macOS keeps attributes
+    shard("a.safetensors", {{"x", '1'}});
+    folder_.write("._a.safetensors", "Mac OS X");
+    open();
+    EXPECT_EQ(tensors_->entries().size(), 1U);
+}
+
+TEST_F(Shards, WhatIsNoFileIsABrokenShard) {
+    for (const bool has_index : {false, true}) {
+        if (has_index) index({{"x", "a.safetensors"}});
+        const std::string path = (folder_ / "a.safetensors").string();
+        std::filesystem::create_directory(path);
+        expect_refusal(ErrorKind::broken_file, path + ": is a folder, expected a file");
+        std::filesystem::remove(path);
+        ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+        expect_refusal(ErrorKind::broken_file, path + ": is not a regular file");
+        std::filesystem::remove(path);
+        std::filesystem::create_symlink("nowhere", path);
+        if (has_index) {  // as a shard that is absent: it matters to those who need it
+            open();
+            EXPECT_EQ(tensors_->missing().size(), 1U);
+        } else {
+            expect_refusal(ErrorKind::broken_file, path);
+        }
+        std::filesystem::remove(path);
+    }
+}
+
+TEST_F(Shards, PointersOfGitLfsAreNamed) {
+    const char* const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n";
+    for (const char* name : {"a.safetensors", "model.safetensors.index.json"}) {
+        folder_.write(name, pointer);
+        expect_refusal(ErrorKind::broken_file, (folder_ / name).string() + ": is a Git LFS pointer");
+    }
+}
+
+TEST_F(Shards, AFileIsNoFolder) {
+    const auto path = folder_.write("model.safetensors", "");
+    try {
+        ShardedTensors::open(path);
+        ADD_FAILURE() << "opened";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+        EXPECT_EQ(error.what(), path.string() + ": is a file, expected a folder");
+    }
 }
 
 TEST_F(Shards, WithoutAnIndexANameInTwoFilesIsAnError) {
@@ -219,8 +267,8 @@ TEST_F(Shards, BrokenIndexes) {
 }
 
 TEST_F(Shards, ABrokenShardIsNamed) {
-    folder_.write("a.safetensors", "version https://git-lfs.github.com/spec/v1\n");
-    expect_refusal(ErrorKind::broken_file, "a.safetensors: a Git LFS pointer");
+    folder_.write("a.safetensors", "not a tensor in sight");
+    expect_refusal(ErrorKind::broken_file, "a.safetensors: is not a safetensors file");
 }
 
 TEST_F(Shards, EmptyAndAbsentFolders) {

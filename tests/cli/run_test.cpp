@@ -237,6 +237,21 @@ TEST_F(Run, AnOutputThatCannotBeWrittenExitsWith5) {
     EXPECT_EQ(names_in(folder_.path()), std::vector<std::string>{"x.safetensors"});
 }
 
+TEST_F(Run, ALinkInThePlaceOfTheOutputIsReplaced) {
+    const std::string input = LayerFile::random(4, 64).write(folder_ / "x.safetensors");
+    folder_.write("target", "untouched");
+    for (const char* target : {"target", "nowhere"}) {
+        std::filesystem::create_symlink(target, output());
+        const Finished finished = moe4(arguments(input));
+        EXPECT_EQ(finished.exit_code, 0) << finished.err;
+        EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(output())));
+        EXPECT_TRUE(SafetensorsFile::open(output()).find("output"));
+        std::filesystem::remove(output());
+    }
+    EXPECT_EQ(read_file(folder_ / "target"), "untouched");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "nowhere"));
+}
+
 TEST_F(Run, ARefusalKeepsTheResultOfARunBefore) {
     const std::string input = LayerFile::random(4, 64).write(folder_ / "x.safetensors");
     ASSERT_EQ(moe4(arguments(input)).exit_code, 0);

@@ -35,9 +35,8 @@ public:
 
     void route(TensorView hidden, MutableTensorView top_k_ids, MutableTensorView top_k_weights,
                Stream) const override {
-        if (router_.data == nullptr)
-            throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
         const MoeConfig& config = layer_.problem.config;
+        moe::check_router(config, router_, router_bias_);
         const std::int64_t num_tokens = moe::num_tokens_of(hidden);
         check_tensor("hidden", hidden, DType::bf16, {num_tokens, config.hidden_size});
         const std::int64_t top_k = config.router.top_k;
@@ -134,8 +133,6 @@ public:
             refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cpu");
         plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
         std::vector<const Kernel*> kernels = select(kernel_list(), plan.problem, allowed_).kernels;
-        if (weights.router.data != nullptr)
-            moe::check_router(plan.problem.config, weights.router, weights.router_bias);
         PreparedLayer layer = prepare_layer(plan.problem, std::move(kernels), weights, workers_);
         return std::make_unique<CpuLayer>(std::move(plan), std::move(layer), weights);
     }
