@@ -158,7 +158,8 @@ std::vector<PrecisionChoice> requested_by(const Quantization& quantization,
 
 std::string other_scheme(const Quantization& quantization) {
     const auto& groups = quantization.groups;
-    if (std::any_of(groups.begin(), groups.end(), is_four_bit_float)) return "";
+    const bool are_of_others = quantization.algorithm && quantization.algorithm->value == kMixed;
+    if (are_of_others || std::any_of(groups.begin(), groups.end(), is_four_bit_float)) return "";
     for (const QuantizationGroup& group : groups) {
         if (!group.weights) continue;
         const std::string where = group.where + ".weights.";

@@ -100,7 +100,8 @@ TEST(Amx, EveryWeightIsDecodedExactly) {
         }
         std::uint16_t tiles[8][4][16][2];  // [i][nibble][row][half of the pair]
         for (std::uint64_t block = 0; block < 4; ++block)
-            cpu::decode_block<EmulatedMachine>(half, block, reinterpret_cast<std::uint8_t*>(tiles[2 * block]));
+            cpu::decode_block<EmulatedMachine>(half, block,
+                                               reinterpret_cast<std::uint8_t*>(tiles[2 * block]));
         for (int i = 0; i < 8; ++i) {
             for (int row = 0; row < 16; ++row) {
                 for (int k = 0; k < 8; ++k) {
