@@ -34,8 +34,7 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     std::string sentence = text;
     switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
         case CLI::ExitCodes::ExtrasError:
-            sentence =
-                fmt::format("{} does not know {}", called, app.remaining(true).front());
+            sentence = fmt::format("{} does not know {}", called, app.remaining(true).front());
             break;
         case CLI::ExitCodes::ValidationError:
             sentence.erase(option.size(), 1);
