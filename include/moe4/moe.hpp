@@ -1,5 +1,6 @@
 #pragma once
 // A Mixture-of-Experts layer: its configuration and its weights in host memory, in one canonical form.
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -81,6 +82,9 @@ struct MoeWeights {
     std::optional<TensorView> router_bias;  // [num_experts] f32 or bf16, HF e_score_correction_bias
     TensorLeaves leaves;
     std::shared_ptr<const void> owner;
+    /// Says that these bytes of a view were copied and need not stay in memory: a mapped file gives their
+    /// pages back, and reads them again should they be needed. From any thread. Null: they stay.
+    void (*release)(const void* bytes, std::size_t size) = nullptr;
 };
 
 }  // namespace moe4

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "checkpoint/dialects/per_expert.hpp"
+#include "checkpoint/mapped_file.hpp"
 #include "checkpoint/quantization_claims.hpp"
 #include "format/bf16.hpp"
 #include "moe/routers.hpp"
@@ -112,7 +113,11 @@ LayerReading read_layer(const OpenedCheckpoint& checkpoint, int layer, Read read
     Experts experts = checkpoint.dialect != nullptr ? checkpoint.dialect->read_experts(source, refusals)
                                                     : read_per_expert(source, weights.leaves, refusals);
     weights.experts = std::move(experts.weights);
-    if (experts.owner != nullptr) weights.owner = std::move(experts.owner);
+    if (experts.owner != nullptr) {
+        weights.owner = std::move(experts.owner);
+    } else {
+        weights.release = MappedFile::release;
+    }
     return reading;
 }
 

@@ -22,6 +22,9 @@ public:
     std::span<const std::byte> bytes() const { return {data_, size_}; }
     std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
+    /// Gives back the memory of these bytes of some mapped file; they stay readable.
+    static void release(const void* bytes, std::size_t size);
+
 private:
     MappedFile(const std::byte* data, std::size_t size) : data_(data), size_(size) {}
     const std::byte* data_;

@@ -307,7 +307,7 @@ void multiply_experts(CheckpointFixture& checkpoint, int num_experts) {
     checkpoint.config["num_experts"] = num_experts;
 }
 
-TEST_F(Run, PeakMemoryIsWithin2Point2LayersAnd64MB) {
+TEST_F(Run, PeakMemoryIsWithin1Point1LayersAnd64MB) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "a sanitizer's shadow memory is not the layer's";
 #endif
@@ -324,7 +324,7 @@ TEST_F(Run, PeakMemoryIsWithin2Point2LayersAnd64MB) {
         const double peak = static_cast<double>(finished.peak_kilobytes) * 1024.0;
         std::printf("%s: peak %.1f MB, the layer has %.1f MB\n", mode, peak * 1e-6, layer_bytes * 1e-6);
         RecordProperty(std::string("peak_bytes_") + mode, std::to_string(peak));
-        EXPECT_LE(peak, 2.2 * layer_bytes + 64e6);
+        EXPECT_LE(peak, 1.1 * layer_bytes + 64e6);
     }
 }
 

@@ -18,7 +18,17 @@ PackedSizes packed_sizes(const MoeConfig& config, const PackedLayout& layout) {
             round_up(layout.down_bytes(config.hidden_size, config.intermediate_size), 64)};
 }
 
-void pack(PreparedLayer& layer, const PackedLayout& layout) {
+void release(const MoeWeights& weights, const Nvfp4View& matrix) {
+    if (weights.release == nullptr || matrix.rows == 0) return;
+    const auto size = [&](std::int64_t stride, std::int64_t row_bytes) {
+        return static_cast<std::size_t>((matrix.rows - 1) * stride + row_bytes);
+    };
+    weights.release(matrix.packed, size(matrix.packed_stride, matrix.cols / 2));
+    weights.release(matrix.block_scale, size(matrix.scale_stride, matrix.cols / kNvfp4BlockSize));
+}
+
+/// Expert by expert, each one's own bytes given back at once: then both never lie in memory whole.
+void pack(PreparedLayer& layer, const PackedLayout& layout, const MoeWeights& weights) {
     const PackedSizes sizes = packed_sizes(layer.problem.config, layout);
     const std::size_t bytes = packed_bytes(layer.problem, &layout);
     layer.packed.reset(static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)));
@@ -33,9 +43,12 @@ void pack(PreparedLayer& layer, const PackedLayout& layout) {
         std::uint8_t* down = gate_up + sizes.gate_up;
         if (i % 2 == 0) {
             layout.pack_gate_up(expert.gate, expert.up, gate_up);
+            release(weights, expert.gate);
+            release(weights, expert.up);
             expert.packed_gate_up = gate_up;
         } else {
             layout.pack_down(expert.down, down);
+            release(weights, expert.down);
             expert.packed_down = down;
         }
     });
@@ -86,7 +99,8 @@ PreparedLayer prepare_layer(const Problem& problem, std::vector<const Kernel*> k
              .input_scale = scale.gate_up,
              .h_input_scale = scale.down});
     }
-    if (const PackedLayout* layout = layer.kernels.front()->layout; layout != nullptr) pack(layer, *layout);
+    if (const PackedLayout* layout = layer.kernels.front()->layout; layout != nullptr)
+        pack(layer, *layout, weights);
     return layer;
 }
 
