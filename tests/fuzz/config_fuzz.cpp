@@ -23,6 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         check_claims(config, modules, refusals);
         nvfp4_label(config, modules.front());
         requested_precision(config, modules);
+        for (const Quantization& quantization : config.quantizations) other_scheme(quantization);
         for (int layer = 0; layer < 4; ++layer) says_moe(config, layer);
         for (const Family& family : families()) moe_config(family, config, refusals);
         find_family(config);
