@@ -90,12 +90,14 @@ const Entry* find_in(std::span<const Entry> entries, const std::string& prefix, 
 
 Linears& linears_of(LayerTensors& tensors, const Family& family, int expert) {
     const auto [entry, is_new] = tensors.experts.try_emplace(expert);
-    for (const Projection projection : kProjections) {
-        if (!is_new) break;
-        entry->second[static_cast<std::size_t>(projection)].prefix =
-            tensors.block.name(expert_leaf(family, expert, projection, ""));
+    Linears& linears = entry->second;
+    if (is_new) {
+        for (const Projection projection : kProjections) {
+            linears[static_cast<std::size_t>(projection)].prefix =
+                tensors.block.name(expert_leaf(family, expert, projection, ""));
+        }
     }
-    return entry->second;
+    return linears;
 }
 
 /// Splits the tensors under "experts." into linears; `range` is the member of TensorRange to fill.

@@ -77,6 +77,15 @@ TEST(Plan, InputScalesThatRunWouldRefuseAreRefusedAlike) {
     }
 }
 
+bool has_a_thread_that_waits(pid_t process) {
+    const std::filesystem::path threads = "/proc/" + std::to_string(process) + "/task";
+    for (const std::string& thread : names_in(threads)) {
+        const bool is_first = thread == std::to_string(process);
+        if (!is_first && read_file(threads / thread / "stat").find(") S ") != std::string::npos) return true;
+    }
+    return false;
+}
+
 TEST(Plan, AHeaderOf295000EntriesIsReadInAMoment) {
     // 96 layers of 256 experts of 3 matrices of 4 tensors; the shapes are tiny, the header is not.
     constexpr int kLayers = 96;
@@ -113,7 +122,8 @@ TEST(Plan, AHeaderOf295000EntriesIsReadInAMoment) {
 
     // The same, held up for longer than the second after which progress is shown.
     CommandLine slow({"plan", folder, "--layer", "95"});
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (int i = 0; i < 20'000 && !has_a_thread_that_waits(slow.pid()); ++i)
+        std::this_thread::sleep_for(std::chrono::microseconds(500));
     ::kill(slow.pid(), SIGSTOP);
     std::this_thread::sleep_for(std::chrono::milliseconds(1200));
     ::kill(slow.pid(), SIGCONT);
