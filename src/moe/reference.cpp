@@ -111,6 +111,18 @@ float value_dot(const Row<float>& x, const Row<float>& w, SumOrder order) {
                 sum = add_product(first_of_pair(p), add_product(first_of_pair(p) + distance, sum));
             }
             break;
+        case SumOrder::scaled_blocks: {
+            const auto add_code = [&](std::size_t k, float dot) {
+                return multiply_add(x.codes[k], w.codes[k] * 0x1p-7F, dot);
+            };
+            for (std::size_t block = 0; block < size / kBlock; ++block) {
+                float dot = 0;
+                for (std::size_t p = block * kBlock / 2; p < (block + 1) * kBlock / 2; ++p)
+                    dot = add_code(first_of_pair(p), add_code(first_of_pair(p) + distance, dot));
+                sum = multiply_add(dot, w.scales[block] * 0x1p7F, sum);
+            }
+            break;
+        }
         case SumOrder::two_chains:
             for (std::size_t group = 0; group < size / 2; group += 16) {
                 float firsts = 0;

@@ -16,6 +16,8 @@ struct SumOrder {
         second_then_first,  // pairs ascending, of each the second product first (vdpbf16ps)
         two_chains,         // per 16 pairs a chain of multiply-adds from zero over the first of each pair and
                             // one over the second; their sum is added (tdpbf16ps)
+        scaled_blocks,      // per 16 values a chain from zero as second_then_first, over codes / 128; times
+                            // 128 s_w it is added by one multiply-add
     };
     Kind kind = plain;
     int pair_distance = 1;  // pairs are (k, k + pair_distance), within every 2 * pair_distance values

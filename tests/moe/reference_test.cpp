@@ -397,6 +397,33 @@ TEST(SumOrder, SecondThenFirst) {
     }
 }
 
+/// With scales that are powers of two a block's chain is that of the products.
+TEST(SumOrder, ScaledBlocks) {
+    Case c;
+    std::mt19937 random(9);
+    for (const ExpertWeights& expert : c.layer.weights.experts) {
+        for (const Projection projection : kProjections) {
+            const Nvfp4View& matrix = expert[projection].weight;
+            auto* scales = const_cast<std::uint8_t*>(matrix.block_scale);
+            for (std::int64_t i = 0; i < matrix.rows * matrix.scale_stride; ++i)
+                scales[i] = static_cast<std::uint8_t>((4 + random() % 6) << 3);
+        }
+    }
+    const ReferenceProblem problem{
+        Precision::w4a16, ActivationScale::layer_max, {}, {SumOrder::scaled_blocks, 4}};
+    const auto expected = naive_layer(c, problem, [&](const auto& x, const auto& w) {
+        float sum = 0;
+        for (std::size_t first = 0; first < x.size(); first += kNvfp4BlockSize) {
+            const auto [firsts, seconds] = pairs(4, first, first + kNvfp4BlockSize);
+            float dot = 0;
+            for (std::size_t p = 0; p < firsts.size(); ++p) dot = chain(x, w, {seconds[p], firsts[p]}, dot);
+            sum += dot;
+        }
+        return sum;
+    });
+    EXPECT_EQ(c.reference(problem), expected);
+}
+
 TEST(SumOrder, IsOfW4a16Alone) {
     const Case c;
     EXPECT_EQ(c.reference({Precision::w4a4, ActivationScale::layer_max, {}, {SumOrder::two_chains, 1}}),

@@ -27,13 +27,14 @@ constexpr Feature kFeatures[] = {
     {kAvx512Bf16, "avx512_bf16"},
     {kAvx512Fp16, "avx512_fp16"},
     {kAmxBf16, "amx_bf16"},
+    {kFastBf16Dot, "fast_bf16_dot"},
 };
 
 struct Level {
     std::string_view name;
     IsaSet features;
 };
-constexpr IsaSet kAllAvx512 = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAvx512Fp16;
+constexpr IsaSet kAllAvx512 = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAvx512Fp16 | kFastBf16Dot;
 constexpr Level kLevels[] = {
     {"scalar", 0},
     {"avx2", kAvx2},
@@ -81,6 +82,8 @@ Leaf cpuid(unsigned leaf, unsigned subleaf = 0) {
 constexpr bool has_bits(std::uint64_t value, std::uint64_t bits) { return (value & bits) == bits; }
 constexpr unsigned bit(int i) { return 1U << i; }
 
+bool is_amd() { return cpuid(0).ebx == 0x68747541; }  // "Auth", of AuthenticAMD
+
 /// The register states that the operating system saves (XCR0).
 std::uint64_t enabled_states() {
     unsigned low = 0;
@@ -120,7 +123,7 @@ IsaSet detect_isa() {
     set |= kAvx512;
     if (has_bits(extended.ecx, bit(1))) set |= kAvx512Vbmi;
     if (has_bits(extended.ecx, bit(11))) set |= kAvx512Vnni;
-    if (has_bits(extended_1.eax, bit(5))) set |= kAvx512Bf16;
+    if (has_bits(extended_1.eax, bit(5))) set |= kAvx512Bf16 | (is_amd() ? kFastBf16Dot : 0U);
     if (has_bits(extended.edx, bit(23))) set |= kAvx512Fp16;
     const bool has_amx_bf16 = has_bits(extended.edx, bit(22) | bit(24));
     if (has_amx_bf16 && has_bits(states, kTiles) && request_amx_tiles()) set |= kAmxBf16;

@@ -16,6 +16,9 @@ enum IsaBit : IsaSet {
     kAvx512Bf16 = 1U << 4,  // vdpbf16ps
     kAvx512Fp16 = 1U << 5,  // vmulph
     kAmxBf16 = 1U << 6,     // AMX tiles and tdpbf16ps
+    // No instruction but a fact of the machine: vdpbf16ps does twice the operations of multiply-adds (AMD's
+    // Zen 4 and 5), not half of them (Intel).
+    kFastBf16Dot = 1U << 7,
 };
 
 /// What CPU and operating system offer; asks Linux for the permission to use AMX tiles.

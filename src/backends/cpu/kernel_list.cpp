@@ -17,6 +17,9 @@ extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
 namespace avx512 {
 extern const Kernel kW4a16, kW4a16InPlace;
 }
+namespace avx512_bf16 {
+extern const Kernel kW4a16, kW4a16InPlace;
+}
 namespace avx512_vnni {
 extern const Kernel kW4a4, kW4a4InPlace;
 }
@@ -35,6 +38,8 @@ constexpr const Kernel* kKernels[] = {
     &amx::kW4a16,
     &avx512_vnni::kW4a4,
     &avx512_vnni::kW4a4InPlace,
+    &avx512_bf16::kW4a16,
+    &avx512_bf16::kW4a16InPlace,
     &avx512::kW4a16,
     &avx512::kW4a16InPlace,
     &avx2::kW4a4,
