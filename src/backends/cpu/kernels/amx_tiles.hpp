@@ -209,69 +209,98 @@ struct Scratch {
 
 inline std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) { return sizeof(Scratch); }
 
+/// Sums of some groups of rows times every tile of weights in turn. A tile is walked in steps of chunks:
+/// while one is multiplied, the next, which may be the next tile's first, is decoded into the other buffer.
+template <class Machine, class Mode>
+class TileWalk {
+public:
+    TileWalk(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols, const Panel& panel,
+             const std::uint8_t* rows, std::int64_t num_groups, Scratch& scratch)
+        : weights_(weights),
+          num_tiles_(num_tiles),
+          num_blocks_(cols / kBlock),
+          num_chunks_(divide_up(cols, kPackedChunkCols)),
+          panel_(panel),
+          rows_(rows),
+          num_groups_(num_groups),
+          keeps_sums_(num_groups <= 2),
+          step_(keeps_sums_ ? 1 : kStepChunks),
+          scratch_(scratch) {}
+
+    /// use(tile) when the scratch holds its sums.
+    template <class Use>
+    void run(const Use& use) {
+        int buffer = 0;
+        decoding(0, 0, buffer).finish();
+        for (std::int64_t tile = 0; tile < num_tiles_; ++tile) {
+            for (std::int64_t chunk = 0; chunk < num_chunks_; chunk += step_, buffer = 1 - buffer) {
+                auto next = ends_tile(chunk) ? decoding(tile + 1, 0, 1 - buffer)
+                                             : decoding(tile, chunk + step_, 1 - buffer);
+                std::int64_t group = 0;
+                for (; group + 2 <= num_groups_; group += 2) multiply<2>(group, chunk, buffer, next);
+                if (group < num_groups_) multiply<1>(group, chunk, buffer, next);
+                next.finish();
+            }
+            use(tile);
+        }
+    }
+
+private:
+    bool ends_tile(std::int64_t chunk) const { return chunk + step_ >= num_chunks_; }
+
+    Decoding<Machine> decoding(std::int64_t tile, std::int64_t chunk, int buffer) const {
+        return {weights_ + tile * num_chunks_ + chunk,
+                tile < num_tiles_ ? smaller(step_, num_chunks_ - chunk) : 0, scratch_.decoded[buffer]};
+    }
+
+    template <int kGroups>
+    void multiply(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine>& next) {
+        GroupSums* sums = scratch_.sums + group;
+        if (chunk == 0) {
+            clear_sums<Machine>();
+        } else if (!keeps_sums_) {
+            load_sums<Machine, kGroups>(sums);
+        }
+        const std::int64_t block = chunk * kPackedChunkBlocks;
+        const std::int64_t count =
+            divide_up(smaller(step_ * kPackedChunkBlocks, num_blocks_ - block), Mode::kBlocksPerTile);
+        const std::uint8_t* cells = rows_ + static_cast<std::size_t>(group) * panel_.group_bytes() +
+                                    static_cast<std::size_t>(block / 2) * panel_.cell_step();
+        // Decoding is spread over the groups that are left, so that neither unit waits for the other.
+        const std::int64_t share = divide_up(next.num_left(), count * divide_up(num_groups_ - group, 2));
+        const auto multiply_all = [&]<int kDecodes>() {
+            multiply_and_decode<Machine, Mode, kGroups, kDecodes>(cells, panel_, scratch_.decoded[buffer],
+                                                                  count, next);
+        };
+        share <= 1   ? multiply_all.template operator()<1>()
+        : share == 2 ? multiply_all.template operator()<2>()
+                     : multiply_all.template operator()<4>();
+        if (ends_tile(chunk) || !keeps_sums_) store_sums<Machine, kGroups>(sums);
+    }
+
+    const PackedChunk* weights_;
+    std::int64_t num_tiles_, num_blocks_, num_chunks_;
+    const Panel& panel_;
+    const std::uint8_t* rows_;
+    std::int64_t num_groups_;
+    bool keeps_sums_;  // in their tiles, from the first step to the last
+    std::int64_t step_;
+    Scratch& scratch_;
+};
+
 /// Sums of all rows times every tile of weights in turn. Calls use(sums, first_group, num_groups, tile).
 template <class Machine, class Mode, class Use>
 void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols,
                    const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
-    const std::int64_t num_chunks = divide_up(cols, kPackedChunkCols);
     const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
     const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting / 2 * 2, kMaxGroups);
     Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
     for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
         const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
-        const bool keeps_sums = num_groups <= 2;  // in their tiles, from the first step to the last
-        const std::int64_t step = keeps_sums ? 1 : kStepChunks;
-        const std::uint8_t* rows = panel_data + static_cast<std::size_t>(group) * panel.group_bytes();
-
-        const auto step_at = [&](std::int64_t tile, std::int64_t chunk, int buffer) {
-            return Decoding<Machine>(weights + tile * num_chunks + chunk,
-                                     tile < num_tiles ? smaller(step, num_chunks - chunk) : 0,
-                                     scratch.decoded[buffer]);
-        };
-        const auto multiply_step = [&]<int kGroups>(std::int64_t first_group, std::int64_t chunk, int buffer,
-                                                    Decoding<Machine>& next) {
-            const bool is_first = chunk == 0;
-            const bool is_last = chunk + step >= num_chunks;
-            GroupSums* sums = scratch.sums + first_group;
-            if (is_first) {
-                clear_sums<Machine>();
-            } else if (!keeps_sums) {
-                load_sums<Machine, kGroups>(sums);
-            }
-            const std::int64_t first_block = chunk * kPackedChunkBlocks;
-            const std::int64_t num_blocks = smaller(step * kPackedChunkBlocks, cols / kBlock - first_block);
-            const std::uint8_t* cells = rows + static_cast<std::size_t>(first_group) * panel.group_bytes() +
-                                        static_cast<std::size_t>(first_block / 2) * panel.cell_step();
-            const std::int64_t count = divide_up(num_blocks, Mode::kBlocksPerTile);
-            // Spread over the groups that are left, so that neither unit waits for the other.
-            const std::int64_t share =
-                divide_up(next.num_left(), count * divide_up(num_groups - first_group, 2));
-            const auto multiply = [&]<int kDecodes>() {
-                multiply_and_decode<Machine, Mode, kGroups, kDecodes>(cells, panel, scratch.decoded[buffer],
-                                                                      count, next);
-            };
-            share <= 1   ? multiply.template operator()<1>()
-            : share == 2 ? multiply.template operator()<2>()
-                         : multiply.template operator()<4>();
-            if (is_last || !keeps_sums) store_sums<Machine, kGroups>(sums);
-        };
-
-        int buffer = 0;
-        step_at(0, 0, buffer).finish();
-        for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
-            for (std::int64_t chunk = 0; chunk < num_chunks; chunk += step) {
-                const bool ends_tile = chunk + step >= num_chunks;
-                auto next =
-                    ends_tile ? step_at(tile + 1, 0, 1 - buffer) : step_at(tile, chunk + step, 1 - buffer);
-                std::int64_t g = 0;
-                for (; g + 2 <= num_groups; g += 2)
-                    multiply_step.template operator()<2>(g, chunk, buffer, next);
-                if (g < num_groups) multiply_step.template operator()<1>(g, chunk, buffer, next);
-                next.finish();
-                buffer = 1 - buffer;
-            }
-            use(scratch.sums, group, num_groups, tile);
-        }
+        TileWalk<Machine, Mode> walk(weights, num_tiles, cols, panel,
+                                     panel_data + static_cast<std::size_t>(group) * panel.group_bytes(),
+                                     num_groups, scratch);
+        walk.run([&](std::int64_t tile) { use(scratch.sums, group, num_groups, tile); });
     }
     Machine::release_tiles();
 }
