@@ -18,7 +18,7 @@ int shared_bytes_for(const sm90::MmaShape& shape) {
 }
 
 /// The mma shape whose weight boxes the wgmma kernels read as well.
-constexpr int kWgmmaMaps = 4;
+constexpr int kWgmmaMaps = 2;
 static_assert(sm90::kMmaShapes[kWgmmaMaps].half_rows() == sm90::kWgmmaHalfRows);
 
 std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
@@ -268,7 +268,7 @@ private:
 /// about four rows an expert on, some have more than eight, and a second tile of tokens costs less than
 /// decoding the weights again.
 int choose_shape(std::int64_t rows, std::int64_t experts_hit) {
-    enum { split_k, one_tile, two_tiles = 4, four_tiles = 6 };
+    enum { split_k, one_tile, two_tiles, four_tiles };
     if (rows > 14 * experts_hit) return four_tiles;
     if (rows > 4 * experts_hit) return two_tiles;
     return rows <= 32 ? split_k : one_tile;

@@ -30,6 +30,7 @@ struct MmaTile {
     static constexpr int kRowWarps = kShape.row_warps, kSplit = kShape.split,
                          kTokenTiles = kShape.token_tiles;
     static constexpr int kConsumers = kShape.consumers();  // warps
+    static_assert(kConsumers % 4 == 0, "registers change hands between warpgroups");
     static constexpr int kHalfRows = kShape.half_rows();
     static constexpr int kCodeBytes = kShape.code_bytes(), kScaleBytes = kShape.scale_bytes();
 

@@ -72,11 +72,8 @@ struct MmaTask {
 using MmaKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaTask);
 
 /// Ordered by how many tokens they are good for; choose_shape says which runs when.
-inline constexpr MmaShape kMmaShapes[] = {
-    {2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 1, 2}, {4, 1, 1, 4}, {8, 1, 2, 2},
-    {4, 1, 2, 3}, {6, 2, 4, 1}, {4, 1, 4, 2}, {8, 1, 4, 1}, {2, 2, 1, 3},
-};
-inline constexpr int kNumMmaShapes = 10;
+inline constexpr MmaShape kMmaShapes[] = {{2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 2, 2}, {6, 2, 4, 1}};
+inline constexpr int kNumMmaShapes = 4;
 static_assert(sizeof(kMmaShapes) / sizeof(MmaShape) == kNumMmaShapes);
 
 /// [shape]; one file each, so that they compile side by side.
