@@ -1,6 +1,6 @@
 #pragma once
-// The weights as the AVX-512 and AMX kernels read them: one sequential stream of 4.5 bits a weight, whose
-// rows become vector lanes. It is the checkpoint's bytes in another order; types alone, because files
+// The weights as the vector kernels read them: one sequential stream of 4.5 bits a weight, whose rows become
+// vector lanes. It is the checkpoint's bytes in another order. Nothing is defined inline, because files
 // compiled for an instruction set include it (see kernel.hpp).
 //
 //   gate_up  tile t is 16 gate and 16 up rows of the same intermediates [16 t, 16 t + 16)
@@ -33,9 +33,11 @@ struct PackedChunk {
 };
 static_assert(sizeof(PackedChunk) == kPackedTileRows * kPackedChunkCols * 9 / 16);
 
-/// Packed with AVX-512 F, BW and VL (kernels/avx512_layout.cpp), which the kernels that name it need as well.
-extern const PackedLayout kPackedLayout;
-/// The same bytes without any instruction set, for kernels of machines that lack AVX-512.
-extern const PackedLayout kPortablePackedLayout;
+std::size_t packed_gate_up_bytes(std::int64_t intermediate_size, std::int64_t hidden_size);
+std::size_t packed_down_bytes(std::int64_t hidden_size, std::int64_t intermediate_size);
+
+/// The same bytes, packed with the instructions of the kernels that name it: kernels/avx512_layout.cpp needs
+/// AVX-512 F, BW and VL, kernels/avx2_layout.cpp AVX2.
+extern const PackedLayout kPackedLayout, kAvx2PackedLayout;
 
 }  // namespace moe4::cpu

@@ -518,11 +518,11 @@ constexpr Kernel make_kernel(const char* name, Precision precision, const Packed
 
 extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
 const Kernel kW4a16 =
-    make_kernel<W4a16, PackedTiles, bf16_row_bytes>("avx2_w4a16", Precision::w4a16, &kPortablePackedLayout);
+    make_kernel<W4a16, PackedTiles, bf16_row_bytes>("avx2_w4a16", Precision::w4a16, &kAvx2PackedLayout);
 const Kernel kW4a16InPlace =
     make_kernel<W4a16, InPlaceTiles, bf16_row_bytes>("avx2_w4a16_in_place", Precision::w4a16, nullptr);
 const Kernel kW4a4 =
-    make_kernel<W4a4, PackedTiles, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4, &kPortablePackedLayout);
+    make_kernel<W4a4, PackedTiles, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4, &kAvx2PackedLayout);
 const Kernel kW4a4InPlace =
     make_kernel<W4a4, InPlaceTiles, row_stride<W4a4>>("avx2_w4a4_in_place", Precision::w4a4, nullptr);
 

@@ -7,7 +7,7 @@
 namespace moe4::cpu::avx2 {
 namespace {
 
-std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 struct PackedTiles {
     const PackedChunk* chunks;
@@ -33,17 +33,20 @@ struct PackedTiles {
 /// rows[r] lane c -> rows[c] lane r.
 [[gnu::always_inline]] inline void transpose(__m256i (&rows)[8]) {
     __m256i a[8];  // pairs of rows: lanes 0 1 | 2 3 of every 128 bits
+#pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
         a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
     }
     __m256i b[8];  // b[4 j + c]: rows 4 j .. 4 j + 3, lane c of every 128 bits
+#pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
         b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
         b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
         b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+#pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
         rows[c] = _mm256_permute2x128_si256(b[c], b[4 + c], 0x20);
         rows[4 + c] = _mm256_permute2x128_si256(b[c], b[4 + c], 0x31);
@@ -55,12 +58,12 @@ struct InPlaceTiles {
     std::int64_t tile_rows;    // from one tile to the next
     std::int64_t second_half;  // where its rows start behind the first half's
 
-    explicit InPlaceTiles(const GateUpTask& task)
-        : matrix{task.expert->gate, task.expert->up}, tile_rows(kPackedHalfRows), second_half(0) {}
-    explicit InPlaceTiles(const DownTask& task)
-        : matrix{task.expert->down, task.expert->down},
-          tile_rows(kPackedTileRows),
-          second_half(kPackedHalfRows) {}
+    InPlaceTiles(const Nvfp4View& gate, const Nvfp4View& up)
+        : matrix{gate, up}, tile_rows(kPackedHalfRows), second_half(0) {}
+    explicit InPlaceTiles(const Nvfp4View& down)
+        : matrix{down, down}, tile_rows(kPackedTileRows), second_half(kPackedHalfRows) {}
+    explicit InPlaceTiles(const GateUpTask& task) : InPlaceTiles(task.expert->gate, task.expert->up) {}
+    explicit InPlaceTiles(const DownTask& task) : InPlaceTiles(task.expert->down) {}
 
     const PackedChunk& chunk(std::int64_t tile, std::int64_t i, PackedChunk& scratch) const {
         for (int half = 0; half < 2; ++half) {
@@ -77,6 +80,22 @@ struct InPlaceTiles {
         return scratch;
     }
 
+    /// As many bytes of the next tile as chunk i of this one has, but in the order of their addresses.
+    /// Inline: gcc takes a function that only prefetches for one without effects and drops its calls.
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t tile, std::int64_t i) const {
+        constexpr std::int64_t kCodeBytes = std::int64_t{kPackedHalfRows} * kPackedChunkCols / 2;
+        constexpr std::int64_t kScaleBytes = std::int64_t{kPackedHalfRows} * kPackedChunkBlocks;
+        for (int half = 0; half < 2; ++half) {
+            const Nvfp4View& m = matrix[half];
+            const std::int64_t next = (tile + 1) * tile_rows + half * second_half;
+            const std::uint8_t* codes = m.packed + next * m.packed_stride + i * kCodeBytes;
+            const std::uint8_t* scales = m.block_scale + next * m.scale_stride + i * kScaleBytes;
+            for (std::int64_t line = 0; line < kCodeBytes; line += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(codes + line), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(scales), _MM_HINT_T1);
+        }
+    }
+
     /// `num_blocks` blocks of 8 rows into lanes [lane, lane + 8).
     static void pack_rows(const Nvfp4View& m, std::int64_t row, std::int64_t block, std::int64_t num_blocks,
                           PackedHalf& half, int lane) {
@@ -85,12 +104,14 @@ struct InPlaceTiles {
         if (num_blocks == kPackedChunkBlocks) {
             pack_scales(scales, m.scale_stride, half, lane);
             __m256i rows[kLanes];
+#pragma GCC unroll 8
             for (std::int64_t r = 0; r < kLanes; ++r) {
                 const std::uint8_t* from = codes + r * m.packed_stride;
                 _mm_prefetch(reinterpret_cast<const char*>(from) + 256, _MM_HINT_T0);
                 rows[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
             }
             transpose(rows);
+#pragma GCC unroll 8
             for (int i = 0; i < kLanes; ++i)
                 _mm256_store_si256(reinterpret_cast<__m256i*>(half.codes[i][lane]), rows[i]);
             return;

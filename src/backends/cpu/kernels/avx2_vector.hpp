@@ -45,7 +45,7 @@ struct Block16 {
     Floats low, high;
 };
 
-__m256i bf16_bits(Floats x) {
+inline __m256i bf16_bits(Floats x) {
     const __m256i bits = _mm256_castps_si256(x.value);
     const __m256i upper = _mm256_srli_epi32(bits, 16);
     const __m256i to_even =
@@ -56,18 +56,18 @@ __m256i bf16_bits(Floats x) {
     return _mm256_blendv_epi8(rounded, quiet, is_nan);
 }
 
-void store_bf16(Block16 x, std::uint16_t* out) {
+inline void store_bf16(Block16 x, std::uint16_t* out) {
     const __m256i packed = _mm256_packus_epi32(bf16_bits(x.low), bf16_bits(x.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(packed, 0xD8));
 }
 
-Floats load_bf16(const std::uint16_t* x) {
+inline Floats load_bf16(const std::uint16_t* x) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
-Block16 load_bf16_block(const std::uint16_t* x) { return {load_bf16(x), load_bf16(x + kLanes)}; }
+inline Block16 load_bf16_block(const std::uint16_t* x) { return {load_bf16(x), load_bf16(x + kLanes)}; }
 
-Floats round_to_bf16(Floats x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16))}; }
+inline Floats round_to_bf16(Floats x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16))}; }
 
 /// A block of NVFP4 activations, whose scale is multiplier * unit with a power of two as its unit. With d the
 /// dot product of the biased weights, start + multiplier * d are the bits of the float
@@ -81,7 +81,7 @@ struct EncodedBlock {
 };
 
 /// Rounds non-negative numbers of at most 448 to e4m3, ties to even.
-__m256 round_to_e4m3(__m256 x) {
+inline __m256 round_to_e4m3(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i to_even = _mm256_add_epi32(
         _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFFF));
@@ -93,7 +93,7 @@ __m256 round_to_e4m3(__m256 x) {
 }
 
 /// Twice the nearest e2m1 of x, ties to the even code, 12 at most; NaN gives 12.
-__m256i doubled_e2m1(Floats x) {
+inline __m256i doubled_e2m1(Floats x) {
     // Adding 1.5 * 2^23 units in the last place rounds to that unit: a half below 2, one below 4, else two.
     const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value);
     const __m256 is_2 = _mm256_cmp_ps(magnitude, _mm256_set1_ps(2.0F), _CMP_GE_OQ);
@@ -108,7 +108,7 @@ __m256i doubled_e2m1(Floats x) {
 }
 
 /// Largest magnitude of every block, NaN where it has one: of magnitudes the bits are in order.
-__m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
+inline __m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
     __m256i largest[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -131,8 +131,8 @@ __m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
 
 /// format::quantize_activation_block of eight blocks, operation by operation; the first `count` are written,
 /// `out_stride` bytes apart.
-void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
-                   std::size_t out_stride) {
+inline void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
+                          std::size_t out_stride) {
     const __m256 largest = largest_magnitudes(x);
     const __m256 is_number = _mm256_cmp_ps(largest, largest, _CMP_ORD_Q);
     const __m256 ratio = _mm256_div_ps(_mm256_div_ps(largest, _mm256_set1_ps(6.0F)), input_scale.value);
@@ -178,7 +178,7 @@ void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, st
     }
 }
 
-void combine(const CombineTask& task) {
+inline void combine(const CombineTask& task) {
     for (std::int64_t t = 0; t < task.num_tokens; ++t) {
         for (std::int64_t c = 0; c < task.cols; c += kBlock) {
             Block16 out{Floats::set(0.0F), Floats::set(0.0F)};
