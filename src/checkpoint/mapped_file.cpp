@@ -34,7 +34,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
         const bool is_device = errno == ENXIO;  // a socket, or a device without a driver
         fail(is_absent || is_device ? if_absent : ErrorKind::machine, path, std::strerror(errno));
     }
-    struct stat status {};
+    struct stat status{};
     if (::fstat(file.value, &status) != 0) fail(ErrorKind::machine, path, std::strerror(errno));
     if (!S_ISREG(status.st_mode)) {
         fail(if_absent, path,
@@ -56,9 +56,9 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
 
 void MappedFile::release(const void* bytes, std::size_t size) {
     const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(bytes) / page * page;
-    const std::uintptr_t last = reinterpret_cast<std::uintptr_t>(bytes) + size;
-    if (size > 0) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+    const std::size_t before = reinterpret_cast<std::uintptr_t>(bytes) % page;  // of the page's start
+    auto* const first = static_cast<std::byte*>(const_cast<void*>(bytes)) - before;
+    if (size > 0) ::madvise(first, before + size, MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {
