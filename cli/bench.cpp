@@ -1,13 +1,11 @@
 // `moe4 bench`: how close a layer's speed comes to what this machine can do, both measured in the same run.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <fstream>
 #include <map>
 #include <memory>
+#include <span>
 
 #include "arguments.hpp"
 #include "bench_layer.hpp"
@@ -27,27 +25,15 @@ struct BenchOptions {
     std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024};
     std::vector<std::string> modes = {"w4a4", "w4a16"};
     std::vector<std::string> routings = {"uniform"};
+    std::string backend = "cpu";
     std::string layout = "auto";
     int threads = 0;
+    int device = 0;
     std::uint64_t seed = 0;
     double seconds = 0.5;
     bool json = false;
     std::string html;
 };
-
-std::uint64_t last_level_cache_bytes() {
-    for (const char* name : {"index3", "index2"}) {
-        std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu0/cache/{}/size", name));
-        std::uint64_t kilobytes = 0;
-        if (file >> kilobytes) return kilobytes * 1024;
-    }
-    return std::uint64_t{32} << 20;
-}
-
-std::uint64_t free_memory_bytes() {
-    return static_cast<std::uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
-           static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-}
 
 /// One shape and mode, prepared often enough that a weight's next use comes after four times the largest
 /// cache.
@@ -55,7 +41,7 @@ class Bench {
 public:
     Bench(const Backend& backend, const BenchShape& shape, Precision precision, const BenchOptions& options,
           std::int64_t most_tokens, std::int64_t fewest_tokens)
-        : shape_(shape), random_(options.seed) {
+        : backend_(backend), shape_(shape), random_(options.seed) {
         Problem problem{.precision = precision, .max_tokens = most_tokens};
         problem.layout = options.layout == "packed"     ? WeightLayout::packed
                          : options.layout == "in-place" ? WeightLayout::in_place
@@ -65,11 +51,11 @@ public:
         problem.config.num_experts = shape.num_experts;
         problem.config.router.top_k = shape.top_k;
         const Plan plan = backend.plan(problem);
-        const bool packs = plan.layout == WeightLayout::packed;
+        const bool has_own_copy = plan.weight_bytes > 0;
         const int wanted = copies_wanted(fewest_tokens);
         const int affordable = copies_affordable(std::max(1, wanted));
         for (int i = 0; i < affordable; ++i) {
-            layers_.push_back(backend.prepare(plan, random_weights(shape, packs, random_)));
+            layers_.push_back(backend.prepare(plan, random_weights(shape, has_own_copy, random_)));
         }
         if (affordable < wanted) {
             note(fmt::format(
@@ -77,36 +63,32 @@ public:
                 "fewest tokens may look too fast",
                 affordable, wanted));
         }
-        workspace_.reset(std::aligned_alloc(64, (plan.workspace_bytes + 63) / 64 * 64));
-        if (!workspace_) throw std::bad_alloc();
-        workspace_bytes_ = plan.workspace_bytes;
         hidden_ = random_hidden(most_tokens * shape.hidden_size, random_);
         output_.resize(hidden_.size());
     }
 
     BenchRow measure(std::int64_t num_tokens, RoutingKind kind, double seconds) {
-        constexpr int kRoutings = 16;
-        constexpr std::size_t kFewestSamples = 5;
+        constexpr double kMostRuns = 32;
+        constexpr double kFewestRuns = 5;
         std::vector<RandomRouting> routings;
-        for (int i = 0; i < kRoutings; ++i)
-            routings.push_back(random_routing(shape_, num_tokens, kind, random_));
+        const auto add_routings = [&](std::size_t count) {
+            while (routings.size() < count)
+                routings.push_back(random_routing(shape_, num_tokens, kind, random_));
+        };
+        add_routings(2);
+        const double warm_up = backend_.time_runs(runs(routings, num_tokens)).back();
+        add_routings(static_cast<std::size_t>(std::clamp(seconds / warm_up, kFewestRuns, kMostRuns)));
 
         std::vector<double> times;
-        double bytes = 0;
+        const auto start = std::chrono::steady_clock::now();
+        do {
+            const auto samples = backend_.time_runs(runs(routings, num_tokens));
+            times.insert(times.end(), samples.begin(), samples.end());
+        } while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds);
         double hits = 0;
-        double spent = 0;
-        const int warm_up = 2;
-        for (int i = 0; spent < seconds || times.size() < kFewestSamples; ++i) {
-            const RandomRouting& routing = routings[static_cast<std::size_t>(i % kRoutings)];
-            const double time = run_once(*layers_[next_layer_], routing, num_tokens);
-            next_layer_ = (next_layer_ + 1) % layers_.size();
-            if (i < warm_up) continue;
-            times.push_back(time);
-            spent += time;
-            hits += routing.experts_hit;
-            bytes += static_cast<double>(routing.experts_hit) * static_cast<double>(shape_.expert_bytes());
-        }
-        const auto samples = static_cast<double>(times.size());
+        for (const RandomRouting& routing : routings) hits += routing.experts_hit;
+        hits /= static_cast<double>(routings.size());
+        const double bytes = hits * static_cast<double>(shape_.expert_bytes());
         std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
                          times.end());
         const double seconds_each = times[times.size() / 2];
@@ -116,10 +98,10 @@ public:
         BenchRow row;
         row.tokens = num_tokens;
         row.us = seconds_each * 1e6;
-        row.gb_per_s = bytes / samples / seconds_each * 1e-9;
+        row.gb_per_s = bytes / seconds_each * 1e-9;
         row.gop_per_s = operations / seconds_each * 1e-9;
-        row.operations_per_byte = operations / (bytes / samples);
-        row.kernel = kernel_for(static_cast<double>(num_tokens * shape_.top_k) / (hits / samples));
+        row.operations_per_byte = operations / bytes;
+        row.kernel = kernel_for(static_cast<double>(num_tokens * shape_.top_k) / hits);
         return row;
     }
 
@@ -128,25 +110,31 @@ private:
         const int hit = random_routing(shape_, fewest_tokens, RoutingKind::uniform, random_).experts_hit;
         const std::uint64_t touched =
             static_cast<std::uint64_t>(hit) * static_cast<std::uint64_t>(shape_.expert_bytes());
-        return 1 + static_cast<int>((4 * last_level_cache_bytes() + touched - 1) / touched);
+        return 1 + static_cast<int>((4 * backend_.memory().last_level_cache + touched - 1) / touched);
     }
 
     int copies_affordable(int wanted) const {
         const std::uint64_t layer = static_cast<std::uint64_t>(shape_.num_experts) *
                                     static_cast<std::uint64_t>(shape_.expert_bytes());
-        const std::uint64_t affordable = free_memory_bytes() / 4 * 3 / (layer + layer / 20);
+        const std::uint64_t affordable = backend_.memory().free / 4 * 3 / (layer + layer / 20);
         return static_cast<int>(std::clamp<std::uint64_t>(affordable, 1, static_cast<std::uint64_t>(wanted)));
     }
 
-    double run_once(const Layer& layer, const RandomRouting& routing, std::int64_t num_tokens) {
+    /// One run a routing, on the layers in turn.
+    std::vector<TimedRun> runs(std::span<const RandomRouting> routings, std::int64_t num_tokens) {
         const Shape rows{num_tokens, shape_.hidden_size};
         const Shape slots{num_tokens, shape_.top_k};
-        const auto start = std::chrono::steady_clock::now();
-        layer.run({hidden_.data(), DType::bf16, rows, {}},
-                  {.top_k_ids = {routing.top_k_ids.data(), DType::i32, slots, {}},
-                   .top_k_weights = {routing.top_k_weights.data(), DType::f32, slots, {}}},
-                  {output_.data(), DType::bf16, rows, {}}, {workspace_.get(), workspace_bytes_});
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        std::vector<TimedRun> runs;
+        for (const RandomRouting& routing : routings) {
+            runs.push_back(
+                {.layer = layers_[next_layer_].get(),
+                 .hidden = {hidden_.data(), DType::bf16, rows, {}},
+                 .routing = {.top_k_ids = {routing.top_k_ids.data(), DType::i32, slots, {}},
+                             .top_k_weights = {routing.top_k_weights.data(), DType::f32, slots, {}}},
+                 .output = {output_.data(), DType::bf16, rows, {}}});
+            next_layer_ = (next_layer_ + 1) % layers_.size();
+        }
+        return runs;
     }
 
     std::string kernel_for(double rows_per_expert) const {
@@ -157,12 +145,11 @@ private:
         return std::string(layers_.front()->plan().choices.back().kernel);
     }
 
+    const Backend& backend_;
     BenchShape shape_;
     std::mt19937_64 random_;
     std::vector<std::unique_ptr<Layer>> layers_;
     std::size_t next_layer_ = 0;
-    std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
-    std::size_t workspace_bytes_ = 0;
     std::vector<std::uint16_t> hidden_;
     std::vector<std::uint16_t> output_;
 };
@@ -225,8 +212,9 @@ int bench(const BenchOptions& options) {
     std::vector<BenchShape> shapes;
     for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
     const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
-    const auto backend =
-        moe4::open_backend("cpu", {.threads = options.threads, .parallel_for = {}, .kernel = {}});
+    const auto backend = moe4::open_backend(
+        options.backend,
+        {.threads = options.threads, .parallel_for = {}, .device = options.device, .kernel = {}});
     std::vector<KernelInfo> kernels;
     for (const BackendInfo& info : backends()) {
         if (info.name == backend->name()) kernels = info.kernels;
@@ -291,6 +279,14 @@ void add_bench(CLI::App& app, Action& action) {
     command->add_option("--routing", options->routings, "uniform, zipf or both")
         ->delimiter(',')
         ->check(one_of({"uniform", "zipf"}))
+        ->capture_default_str();
+    command
+        ->add_option("--backend", options->backend,
+                     "cpu, or cuda: a graph of layers, their inputs on the GPU")
+        ->check(one_of({"cpu", "cuda"}))
+        ->capture_default_str();
+    command->add_option("--device", options->device, "which GPU, of those that CUDA_VISIBLE_DEVICES shows")
+        ->check(number_in(0))
         ->capture_default_str();
     command->add_option("--threads", options->threads, "CPU threads (default: what this process may use)")
         ->check(number_in(1, 1024));

@@ -2,6 +2,7 @@
 // Open a backend, plan a problem, prepare the weights, run.
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -113,6 +114,20 @@ struct MachineLimit {
         0.0;  // GB/s (10^9 bytes) of memory, GOP/s (10^9 operations, a multiply-add is two) of others
 };
 
+/// How much memory stands behind a backend, bytes.
+struct MemorySizes {
+    std::uint64_t last_level_cache = 0;
+    std::uint64_t free = 0;
+};
+
+/// One call of Layer::run to be timed; its tensors lie in host memory.
+struct TimedRun {
+    const Layer* layer = nullptr;
+    TensorView hidden;
+    Routing routing;
+    MutableTensorView output;
+};
+
 /// One kind of device.
 class Backend {
 public:
@@ -129,6 +144,11 @@ public:
     virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
     /// Takes a second or two and, on the CPU, 1 GB of memory for the time. Memory first.
     virtual std::vector<MachineLimit> measure_limits() const { return {}; }
+    virtual MemorySizes memory() const = 0;
+    /// Seconds a run, several samples, of these runs one after the other. On the CPU a sample is a run; on a
+    /// GPU it is a replay of the graph of all of them, their inputs there already, divided by their number.
+    /// Throws machine.
+    virtual std::vector<double> time_runs(std::span<const TimedRun> runs) const = 0;
 };
 
 /// Throws what prepare() of a w4a4 problem throws for input scales: unsupported for a missing one,

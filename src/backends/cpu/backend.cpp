@@ -1,6 +1,9 @@
 // The CPU behind the interface of moe4/backend.hpp: planning, checking arguments, and what is left to
 // forward().
+#include <chrono>
+#include <cstdlib>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "backends/cpu/forward.hpp"
@@ -141,6 +144,27 @@ public:
 
     std::vector<MachineLimit> measure_limits() const override {
         return cpu::measure_limits(*workers_, allowed_.machine);
+    }
+
+    MemorySizes memory() const override { return memory_sizes(); }
+
+    std::vector<double> time_runs(std::span<const TimedRun> runs) const override {
+        std::size_t bytes = 64;
+        for (const TimedRun& run : runs)
+            bytes = std::max(bytes, round_up(run.layer->plan().workspace_bytes, 64));
+        const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(64, bytes), std::free);
+        if (!workspace) {
+            throw Error(ErrorKind::machine,
+                        "no memory for a workspace of " + std::to_string(bytes) + " bytes");
+        }
+        std::vector<double> seconds;
+        for (const TimedRun& run : runs) {
+            const auto start = std::chrono::steady_clock::now();
+            run.layer->run(run.hidden, run.routing, run.output, {workspace.get(), bytes});
+            seconds.push_back(
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+        return seconds;
     }
 
 private:

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 
@@ -23,7 +24,8 @@ constexpr std::int64_t kPeakIterations = 2'000'000;
 /// So many times the last cache that next to nothing is found there the next time.
 std::int64_t read_bytes() {
     constexpr std::int64_t kLeast = std::int64_t{1} << 30;
-    return std::max(kLeast, (8 * sysconf(_SC_LEVEL3_CACHE_SIZE) + kReadChunk - 1) / kReadChunk * kReadChunk);
+    const auto cache = static_cast<std::int64_t>(memory_sizes().last_level_cache);
+    return std::max(kLeast, (8 * cache + kReadChunk - 1) / kReadChunk * kReadChunk);
 }
 
 /// The median of the seconds that work() takes.
@@ -66,6 +68,20 @@ double peak_gop_per_s(const Workers& workers, const InstructionPeak& peak) {
 }
 
 }  // namespace
+
+MemorySizes memory_sizes() {
+    MemorySizes sizes{.last_level_cache = std::uint64_t{32} << 20,
+                      .free = static_cast<std::uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
+                              static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))};
+    for (const char* index : {"index3", "index2"}) {
+        std::ifstream file("/sys/devices/system/cpu/cpu0/cache/" + std::string(index) + "/size");
+        std::uint64_t kilobytes = 0;
+        if (!(file >> kilobytes)) continue;
+        sizes.last_level_cache = kilobytes * 1024;
+        break;
+    }
+    return sizes;
+}
 
 std::vector<MachineLimit> measure_limits(const Workers& workers, IsaSet isa) {
     std::vector<MachineLimit> limits{{.name = "dram_read", .value = dram_read_gb_per_s(workers, isa)}};

@@ -12,4 +12,7 @@ namespace moe4::cpu {
 /// Each is the median of several measurements. Throws machine when the memory to read cannot be had.
 std::vector<MachineLimit> measure_limits(const Workers&, IsaSet isa);
 
+/// Of this machine, as Linux tells.
+MemorySizes memory_sizes();
+
 }  // namespace moe4::cpu

@@ -10,6 +10,8 @@
 #include "backends/cuda/kernel_list.hpp"
 #include "backends/cuda/limits.hpp"
 #include "backends/cuda/smxx/route.hpp"
+#include "backends/cuda/staged.hpp"
+#include "backends/cuda/timing.hpp"
 #include "backends/registry.hpp"
 #include "moe4/error.hpp"
 
@@ -20,27 +22,6 @@ namespace {
 constexpr std::size_t kAlignment = 16;  // of tensors: kernels load 16 bytes at once
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
-
-/// A copy on the device of a tensor in host memory.
-class Staged {
-public:
-    explicit Staged(const TensorView& host)
-        : bytes_(host.num_bytes()), buffer_(std::max<std::size_t>(bytes_, 1), "a copy of a host tensor") {}
-
-    const void* upload(const TensorView& host) const {
-        check(cudaMemcpy(buffer_.data(), host.data, bytes_, cudaMemcpyHostToDevice), "copying to the device");
-        return buffer_.data();
-    }
-    void download(const MutableTensorView& host) const {
-        check(cudaMemcpy(host.data, buffer_.data(), bytes_, cudaMemcpyDeviceToHost),
-              "copying from the device");
-    }
-    void* data() const { return buffer_.data(); }
-
-private:
-    std::size_t bytes_;
-    DeviceBuffer buffer_;
-};
 
 class CudaLayer final : public Layer {
 public:
@@ -209,6 +190,19 @@ public:
     std::vector<MachineLimit> measure_limits() const override {
         const DeviceScope scope(device_);
         return cuda::measure_limits(properties_.multiProcessorCount);
+    }
+
+    MemorySizes memory() const override {
+        const DeviceScope scope(device_);
+        std::size_t free = 0;
+        std::size_t total = 0;
+        check(cudaMemGetInfo(&free, &total), "asking for the free memory");
+        return {.last_level_cache = static_cast<std::uint64_t>(properties_.l2CacheSize), .free = free};
+    }
+
+    std::vector<double> time_runs(std::span<const TimedRun> runs) const override {
+        const DeviceScope scope(device_);
+        return cuda::time_runs(runs, device_);
     }
 
 private:
