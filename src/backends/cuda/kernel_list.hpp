@@ -23,7 +23,7 @@ std::span<const Kernel> kernel_list();  // best first for many rows
 Support supports_device(const cudaDeviceProp&);
 std::string describe_device(const cudaDeviceProp&);
 
-/// Throws unsupported unless `kernel` is empty or one of the list's names.
+/// Throws invalid_argument unless `kernel` is empty or one of the list's names.
 void check_kernel_name(const std::string& kernel);
 
 /// Fills choices and rejections. Throws unsupported with every kernel's reason when none can run the problem.
