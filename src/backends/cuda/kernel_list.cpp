@@ -36,7 +36,8 @@ void check_kernel_name(const std::string& kernel) {
         if (kernel.empty() || each.name == kernel) return;
         known += (known.empty() ? "" : ", ") + std::string(each.name);
     }
-    throw Error(ErrorKind::invalid_argument, "there is no kernel \"" + kernel + "\", expected one of " + known);
+    throw Error(ErrorKind::invalid_argument,
+                "there is no kernel \"" + kernel + "\", expected one of " + known);
 }
 
 Plan choose_kernels(const Problem& problem, int num_held, const std::string& kernel) {
