@@ -1,6 +1,6 @@
 #pragma once
 // The AMX kernels as templates over Machine, the few instructions they are made of: amx.cpp gives the real
-// ones, tests/backends/amx_emulation.hpp plain C++ with the same bits for machines without AMX.
+// ones, tests/emulated/amx_machine.hpp plain C++ with the same bits for machines without AMX.
 //
 // Weights are decoded to exact bf16 tiles of w * 2^-112, activations carry 2^112 and are arranged in the same
 // pairs (k, k + 4). tdpbf16ps adds to every sum two chains of multiply-adds from zero, one over the first of

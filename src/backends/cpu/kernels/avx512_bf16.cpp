@@ -65,8 +65,8 @@ struct W4a16 {
         for (int i = 0; i < kPairs; ++i) {
             std::int32_t pair;
             __builtin_memcpy(&pair, x.value[i], 4);
-            dot = _mm512_dpbf16_ps(dot, reinterpret_cast<__m512bh>(w.pair[i]),
-                                   reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+            dot = _mm512_dpbf16_ps(dot, __builtin_bit_cast(__m512bh, w.pair[i]),
+                                   __builtin_bit_cast(__m512bh, _mm512_set1_epi32(pair)));
         }
         return _mm512_fmadd_ps(dot, w.scale, sum);
     }

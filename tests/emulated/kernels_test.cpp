@@ -1,12 +1,26 @@
-// The AMX kernels on the emulation of their instructions: whole layers against the specification, bit for
-// bit, on any CPU. Where there is AMX, the instructions against their emulation.
+// The AVX-512 and AMX kernels on emulated instructions: whole layers against the specification, bit for bit,
+// on any CPU. Where there is AMX, its tiles against their emulation.
 #include <gtest/gtest.h>
 
-#include "backends/amx_emulation.hpp"
 #include "backends/cpu/forward.hpp"
 #include "backends/cpu/kernel_list.hpp"
+#include "backends/packed_elements.hpp"
 #include "conformance/cases.hpp"
 #include "conformance/layer_runner.hpp"
+#include "emulated/amx_machine.hpp"
+#include "format/e2m1.hpp"
+#include "format/e4m3.hpp"
+
+// tests.cmake gives these names to the emulated ones.
+namespace moe4::cpu::avx512 {
+extern const Kernel kW4a16, kW4a16InPlace;
+}
+namespace moe4::cpu::avx512_bf16 {
+extern const Kernel kW4a16, kW4a16InPlace;
+}
+namespace moe4::cpu::avx512_vnni {
+extern const Kernel kW4a4, kW4a4InPlace;
+}
 
 namespace moe4::testing {
 namespace {
@@ -19,14 +33,23 @@ const cpu::Kernel& kernel_named(std::string_view name) {
 }
 
 template <class Mode>
-cpu::Kernel emulated(const char* name) {
+cpu::Kernel on_emulated_tiles(const cpu::Kernel& amx) {
     cpu::Kernel kernel = cpu::make_amx_kernel<EmulatedMachine, Mode>();
-    kernel.name = name;
-    kernel.combine = kernel_named("scalar_w4a4").combine;
+    kernel.name = amx.name;
+    kernel.combine = amx.combine;
     return kernel;
 }
-const cpu::Kernel kEmulatedW4a4 = emulated<cpu::W4a4>("emulated_amx_w4a4");
-const cpu::Kernel kEmulatedW4a16 = emulated<cpu::W4a16>("emulated_amx_w4a16");
+const cpu::Kernel kAmxW4a4 = on_emulated_tiles<cpu::W4a4>(cpu::amx::kW4a4);
+const cpu::Kernel kAmxW4a16 = on_emulated_tiles<cpu::W4a16>(cpu::amx::kW4a16);
+
+const cpu::Kernel* const kKernels[] = {&kAmxW4a4,
+                                       &kAmxW4a16,
+                                       &cpu::avx512_vnni::kW4a4,
+                                       &cpu::avx512_vnni::kW4a4InPlace,
+                                       &cpu::avx512_bf16::kW4a16,
+                                       &cpu::avx512_bf16::kW4a16InPlace,
+                                       &cpu::avx512::kW4a16,
+                                       &cpu::avx512::kW4a16InPlace};
 
 /// Output of a layer served by these kernels alone.
 std::vector<float> run(std::vector<const cpu::Kernel*> kernels, ActivationScale scale, const Case& c,
@@ -61,35 +84,46 @@ std::vector<float> reference(const cpu::Kernel& kernel, ActivationScale scale, c
                                 input.reference());
 }
 
-class EmulatedAmx : public ::testing::TestWithParam<std::size_t> {
-protected:
-    const Case& c = cases()[GetParam()];
-    RandomLayer layer{c.layer};
-    Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
-};
-
-TEST_P(EmulatedAmx, W4a4HasTheContractsBits) {
-    if (c.num_tokens == 0) GTEST_SKIP() << "no tokens, no kernel";
+void expect_the_bits_of_the_reference(const std::vector<const cpu::Kernel*>& kernels, const Case& c) {
+    RandomLayer layer(c.layer);
+    const Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
     for (const ActivationScale scale : {ActivationScale::layer_max, ActivationScale::dynamic_token}) {
-        const auto output = run({&kEmulatedW4a4}, scale, c, layer.weights(), input);
-        const auto expected = reference(kEmulatedW4a4, scale, c, layer.weights(), input);
-        EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+        if (kernels.front()->precision == Precision::w4a16 && scale != ActivationScale::layer_max) continue;
+        const auto output = run(kernels, scale, c, layer.weights(), input);
+        const auto expected = reference(*kernels.front(), scale, c, layer.weights(), input);
+        EXPECT_EQ(count_differences(output, expected), 0U) << kernels.front()->name << " " << seed_note();
     }
 }
 
-TEST_P(EmulatedAmx, W4a16HasTheBitsOfItsOrder) {
+class EmulatedKernels : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(EmulatedKernels, HaveTheBitsOfTheReference) {
+    const Case& c = cases()[GetParam()];
     if (c.num_tokens == 0) GTEST_SKIP() << "no tokens, no kernel";
-    const auto output = run({&kEmulatedW4a16}, ActivationScale::layer_max, c, layer.weights(), input);
-    const auto expected = reference(kEmulatedW4a16, ActivationScale::layer_max, c, layer.weights(), input);
-    EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
+    for (const cpu::Kernel* kernel : kKernels) expect_the_bits_of_the_reference({kernel}, c);
 }
 
 std::string case_name(const ::testing::TestParamInfo<std::size_t>& info) { return cases()[info.param].name; }
-INSTANTIATE_TEST_SUITE_P(All, EmulatedAmx, ::testing::Range(std::size_t{0}, cases().size()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, EmulatedKernels, ::testing::Range(std::size_t{0}, cases().size()), case_name);
+
+/// A panel is larger than the second cache and has more groups than a pass.
+TEST(EmulatedKernels, ManyRowsInSeveralPasses) {
+    const Case c{.name = "many", .layer = {48, 32, 1}, .num_tokens = 700, .top_k = 1, .ids = Ids::one_expert};
+    for (const cpu::Kernel* kernel : kKernels) expect_the_bits_of_the_reference({kernel}, c);
+}
+
+TEST(EmulatedKernels, ThatSwitchByRowsKeepTheBits) {
+    const Case c{.name = "switch", .layer = {208, 80, 16}, .num_tokens = 60, .top_k = 4, .ids = Ids::zipf};
+    expect_the_bits_of_the_reference({&kAmxW4a4, &cpu::avx512_vnni::kW4a4}, c);
+}
+
+TEST(EmulatedKernels, PackedLayoutHoldsEveryElementAndZeros) {
+    expect_every_element_and_zeros(cpu::kPackedLayout);
+}
 
 TEST(Amx, EveryWeightIsDecodedExactly) {
     for (int byte = 0; byte <= 0x7E; ++byte) {
-        cpu::PackedHalf half;
+        alignas(64) cpu::PackedHalf half;
         std::memset(half.scale, byte, sizeof(half.scale));
         for (int i = 0; i < 8; ++i) {
             for (int row = 0; row < 16; ++row) {
@@ -98,7 +132,7 @@ TEST(Amx, EveryWeightIsDecodedExactly) {
                         static_cast<std::uint8_t>((row + i) % 16 | (row + j + 3) % 16 << 4);
             }
         }
-        std::uint16_t tiles[8][4][16][2];  // [i][nibble][row][half of the pair]
+        alignas(64) std::uint16_t tiles[8][4][16][2];  // [i][nibble][row][half of the pair]
         for (std::uint64_t block = 0; block < 4; ++block)
             cpu::decode_block<EmulatedMachine>(half, block,
                                                reinterpret_cast<std::uint8_t*>(tiles[2 * block]));
@@ -123,35 +157,10 @@ TEST(Amx, W4a16KeepsLargeActivations) {
     Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
     for (std::size_t i = 0; i < input.hidden.size() / 2; ++i)
         input.hidden[i] = format::bf16_from_float(0x1p20F * format::bf16_to_float(input.hidden[i]));
-    const auto output = run({&kEmulatedW4a16}, ActivationScale::layer_max, c, layer.weights(), input);
-    const auto expected = reference(kEmulatedW4a16, ActivationScale::layer_max, c, layer.weights(), input);
+    const auto output = run({&kAmxW4a16}, ActivationScale::layer_max, c, layer.weights(), input);
+    const auto expected = reference(kAmxW4a16, ActivationScale::layer_max, c, layer.weights(), input);
     for (const float x : expected) ASSERT_TRUE(std::isfinite(x));
     EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
-}
-
-TEST(Amx, KernelsThatSwitchByRowsKeepTheBits) {
-    const cpu::Kernel& few_rows = kernel_named("avx2_w4a4");
-    if (!cpu::availability(few_rows, cpu::read_allowed({})))
-        GTEST_SKIP() << "no second kernel of this layout";
-    const Case c{.name = "switch", .layer = {208, 80, 16}, .num_tokens = 60, .top_k = 4, .ids = Ids::zipf};
-    RandomLayer layer(c.layer);
-    const Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
-    const auto output =
-        run({&kEmulatedW4a4, &few_rows}, ActivationScale::layer_max, c, layer.weights(), input);
-    const auto expected = reference(few_rows, ActivationScale::layer_max, c, layer.weights(), input);
-    EXPECT_EQ(count_differences(output, expected), 0U) << seed_note();
-}
-
-/// A panel is larger than the second cache and has more groups than a step: rows are taken in several passes.
-TEST(Amx, ManyRowsInSeveralPasses) {
-    const Case c{.name = "many", .layer = {48, 32, 1}, .num_tokens = 700, .top_k = 1, .ids = Ids::one_expert};
-    RandomLayer layer(c.layer);
-    const Input input = random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
-    for (const cpu::Kernel* kernel : {&kEmulatedW4a4, &kEmulatedW4a16}) {
-        const auto output = run({kernel}, ActivationScale::layer_max, c, layer.weights(), input);
-        const auto expected = reference(*kernel, ActivationScale::layer_max, c, layer.weights(), input);
-        EXPECT_EQ(count_differences(output, expected), 0U) << kernel->name << " " << seed_note();
-    }
 }
 
 TEST(Amx, InstructionsMatchTheirEmulation) {
@@ -166,8 +175,7 @@ TEST(Amx, InstructionsMatchTheirEmulation) {
         RandomLayer layer(c.layer);
         const Input input =
             random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
-        for (const auto& [real, emulation] :
-             {std::pair{&w4a4, &kEmulatedW4a4}, std::pair{&w4a16, &kEmulatedW4a16}}) {
+        for (const auto& [real, emulation] : {std::pair{&w4a4, &kAmxW4a4}, std::pair{&w4a16, &kAmxW4a16}}) {
             const auto output = run({real}, ActivationScale::layer_max, c, layer.weights(), input);
             const auto expected = run({emulation}, ActivationScale::layer_max, c, layer.weights(), input);
             EXPECT_EQ(count_differences(output, expected), 0U) << real->name << " " << seed_note();
