@@ -76,7 +76,8 @@ void pack_experts(benchmark::State& state, const PackedLayout& layout) {
     for (const Kernel* kernel : kernel_list()) {
         if (kernel->layout == nullptr || !availability(*kernel, allowed)) continue;
         std::string& name = layouts[kernel->layout];
-        name += (name.empty() ? "" : ",") + std::string(kernel->name);
+        if (!name.empty()) name += ',';
+        name += kernel->name;
     }
     for (const auto& [layout, name] : layouts) {
         auto* bench = benchmark::RegisterBenchmark(

@@ -27,6 +27,7 @@ struct BenchOptions {
     std::vector<std::string> routings = {"uniform"};
     std::string backend = "cpu";
     std::string layout = "auto";
+    bool batch_invariant = false;
     int threads = 0;
     int device = 0;
     std::uint64_t seed = 0;
@@ -42,7 +43,8 @@ public:
     Bench(const Backend& backend, const BenchShape& shape, Precision precision, const BenchOptions& options,
           std::int64_t most_tokens, std::int64_t fewest_tokens)
         : backend_(backend), shape_(shape), random_(options.seed) {
-        Problem problem{.precision = precision, .max_tokens = most_tokens};
+        Problem problem{
+            .precision = precision, .max_tokens = most_tokens, .batch_invariant = options.batch_invariant};
         problem.layout = options.layout == "packed"     ? WeightLayout::packed
                          : options.layout == "in-place" ? WeightLayout::in_place
                                                         : WeightLayout::automatic;
@@ -293,6 +295,8 @@ void add_bench(CLI::App& app, Action& action) {
     command->add_option("--layout", options->layout, "which form of the weights is read")
         ->check(one_of({"auto", "packed", "in-place"}))
         ->capture_default_str();
+    command->add_flag("--batch-invariant", options->batch_invariant,
+                      "only kernels whose sums do not depend on the number of tokens");
     command->add_option("--seconds", options->seconds, "how long to measure a row at least")
         ->check(number_in(0.01, 60.0))
         ->capture_default_str();

@@ -71,6 +71,8 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
                     "packed: weights rearranged once; in-place: the checkpoint's own bytes, no copy")
         ->check(one_of({"auto", "packed", "in-place"}))
         ->capture_default_str();
+    command.add_flag("--batch-invariant", options.batch_invariant,
+                     "a token's bits do not depend on the tokens beside it (always so on the CPU)");
 }
 
 Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int layer) {

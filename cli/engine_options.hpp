@@ -21,9 +21,10 @@ struct EngineOptions {
     std::string layout = "auto";
     int threads = 0;
     int device = 0;
+    bool batch_invariant = false;
 };
 
-/// --mode --act-scale --backend --threads --device --layout
+/// --mode --act-scale --backend --threads --device --layout --batch-invariant
 void add_engine_options(CLI::App& command, EngineOptions& options);
 /// DIR and --layer N
 void add_layer_options(CLI::App& command, std::string& folder, int& layer);

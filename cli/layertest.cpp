@@ -157,7 +157,8 @@ private:
                               .max_tokens = tokens.count,
                               .top_k = tokens.top_k,
                               .experts = {},
-                              .layout = weight_layout(options_.engine)});
+                              .layout = weight_layout(options_.engine),
+                              .batch_invariant = options_.engine.batch_invariant});
     }
 
     static void route(const Layer& layer, const std::optional<LayerInput>& input, Tokens& tokens) {

@@ -43,6 +43,9 @@ struct Problem {
     int top_k = 0;  // slots per token given to run(); 0 = config.router.top_k
     ExpertRange experts = {};
     WeightLayout layout = WeightLayout::automatic;
+    // A token's bits do not depend on the tokens beside it. The CPU's never do; cuda gives up its kernels for
+    // few tokens (docs/measurements/h200.md says what that costs). Not with ActivationScale::dynamic.
+    bool batch_invariant = false;
 };
 
 /// Yes, or no and why.
@@ -183,7 +186,8 @@ struct BackendInfo {
 };
 
 std::vector<BackendInfo> backends();  // all of them, best first, built in or not
-/// "auto" = the best that is available. Throws invalid_argument (unknown kernel or ISA), unsupported (not
+/// "auto" = the best that is available and has the kernel asked for. Where the options name no kernel the
+/// environment's MOE4_KERNEL does. Throws invalid_argument (unknown kernel or ISA), unsupported (not
 /// built) or machine (no device).
 std::unique_ptr<Backend> open_backend(std::string_view name = "auto", BackendOptions = {});
 

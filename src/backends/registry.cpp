@@ -1,5 +1,7 @@
 #include "backends/registry.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 #include "moe4/error.hpp"
@@ -19,6 +21,17 @@ constexpr Entry kBackends[] = {
     {"cpu", cpu::backend_info, cpu::open_backend},
 };
 
+/// The kernel that the options or MOE4_KERNEL ask for; empty = none.
+std::string kernel_asked_for(const BackendOptions& options) {
+    const char* const value = std::getenv("MOE4_KERNEL");
+    return !options.kernel.empty() || value == nullptr ? options.kernel : value;
+}
+
+bool suits(const BackendInfo& backend, const std::string& kernel) {
+    const auto is_it = [&](const KernelInfo& each) { return each.name == kernel; };
+    return backend.available && (kernel.empty() || std::ranges::any_of(backend.kernels, is_it));
+}
+
 }  // namespace
 
 std::vector<BackendInfo> backends() {
@@ -32,8 +45,9 @@ std::unique_ptr<Backend> open_backend(std::string_view name, BackendOptions opti
     for (const Entry& entry : kBackends) {
         if (name == entry.name) return entry.open(options);
         known += ", " + std::string(entry.name);
-        const bool is_last = &entry == std::end(kBackends) - 1;  // which says itself why it is not available
-        if (name == "auto" && (is_last || entry.info().available)) return entry.open(options);
+        const bool is_last = &entry == std::end(kBackends) - 1;  // which says itself why it does not suit
+        if (name == "auto" && (is_last || suits(entry.info(), kernel_asked_for(options))))
+            return entry.open(options);
     }
     throw Error(ErrorKind::unsupported,
                 "there is no backend \"" + std::string(name) + "\", expected one of " + known);

@@ -33,6 +33,7 @@ std::string Plan::explain() const {
         text.append("not ").append(rejection.kernel).append(": ").append(rejection.reason).append("\n");
     text.append("weights: ");
     text.append(layout == WeightLayout::packed ? "packed, " + megabytes(weight_bytes)
+                : weight_bytes > 0             ? "the checkpoint's bytes, copied, " + megabytes(weight_bytes)
                                                : "the checkpoint's own, read in place");
     text.append("\nworkspace: ").append(megabytes(workspace_bytes));
     text.append(" for up to ").append(std::to_string(problem.max_tokens)).append(" tokens\n");

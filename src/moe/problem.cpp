@@ -11,10 +11,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
 
-std::string describe(Device device) {
-    return device.type == DeviceType::cpu ? "in host memory" : "on GPU " + std::to_string(device.index);
-}
-
 void check_matrix(const MoeWeights& weights, int expert, Projection projection, std::int64_t rows,
                   std::int64_t cols) {
     const Nvfp4View& matrix = weights.experts[static_cast<std::size_t>(expert)][projection].weight;
@@ -52,6 +48,12 @@ void check_problem(const Problem& problem) {
         refuse("max_tokens is " + std::to_string(problem.max_tokens) + " with " + std::to_string(top_k) +
                " slots each, expected 0 or more and fewer than 2^31 slots");
     }
+    if (problem.batch_invariant && problem.precision == Precision::w4a4 &&
+        problem.activation_scale == ActivationScale::dynamic) {
+        refuse(
+            "batch_invariant is set with dynamic activation scales, which depend on the batch; expected "
+            "another activation scale");
+    }
 }
 
 void check_weights_fit(const Problem& problem, HeldExperts held, const MoeWeights& weights) {
@@ -68,24 +70,13 @@ void check_weights_fit(const Problem& problem, HeldExperts held, const MoeWeight
     }
 }
 
-void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape, Device device,
-                  std::size_t alignment) {
-    if (tensor.dtype != dtype || tensor.shape != shape || tensor.device != device) {
-        refuse(std::string(name) + " is " + std::string(dtype_name(tensor.dtype)) + " " +
-               tensor.shape.to_string() + " " + describe(tensor.device) + ", expected " +
-               std::string(dtype_name(dtype)) + " " + shape.to_string() + " " + describe(device));
-    }
-    if (shape.num_elements() == 0) return;
-    if (tensor.data == nullptr || reinterpret_cast<std::uintptr_t>(tensor.data) % alignment != 0) {
-        refuse(std::string(name) + (tensor.data == nullptr ? " has no data" : " is misaligned") +
-               ", expected memory aligned to " + std::to_string(alignment) + " bytes");
-    }
-}
-
-std::int64_t num_tokens_of(const TensorView& hidden) {
-    if (hidden.shape.rank != 2 || hidden.shape[0] < 0)
-        refuse("hidden is " + hidden.shape.to_string() + ", expected [num_tokens, hidden_size]");
-    return hidden.shape[0];
+void release(const MoeWeights& weights, const Nvfp4View& matrix) {
+    if (weights.release == nullptr || matrix.rows == 0) return;
+    const auto size = [&](std::int64_t stride, std::int64_t row_bytes) {
+        return static_cast<std::size_t>((matrix.rows - 1) * stride + row_bytes);
+    };
+    weights.release(matrix.packed, size(matrix.packed_stride, matrix.cols / 2));
+    weights.release(matrix.block_scale, size(matrix.scale_stride, matrix.cols / kNvfp4BlockSize));
 }
 
 }  // namespace moe4::moe

@@ -50,7 +50,7 @@ inline std::vector<float> library_output(const std::filesystem::path& folder, in
                                          const LayerFile& file, Precision precision,
                                          ExpertRange experts = {}) {
     const MoeWeights weights = Checkpoint::open(folder).moe_layer(layer_number);
-    const auto backend = moe4::open_backend("cpu");
+    const auto backend = moe4::open_backend();
     const auto layer = backend->prepare(backend->plan({.config = weights.config,
                                                        .precision = precision,
                                                        .max_tokens = file.num_tokens,

@@ -122,6 +122,77 @@ TEST_F(CudaLayer, RefusesTensorsOfAnotherDevice) {
     EXPECT_NE(sentence.find("in host memory"), std::string::npos) << sentence;
 }
 
+TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
+    RandomLayer random({.hidden_size = 512, .intermediate_size = 704, .num_experts = 8});
+    const MoeConfig& config = random.weights().config;
+    constexpr std::int64_t kNumTokens = 400;
+    constexpr int kTopK = 4;
+    const Input batch = random_input(config, kNumTokens, kTopK, Ids::zipf, random.random());
+    const auto part = [&](std::int64_t first, std::int64_t count) {
+        const auto slice = [&](const auto& values) {
+            const auto each = static_cast<std::int64_t>(values.size()) / kNumTokens;
+            return std::decay_t<decltype(values)>(values.begin() + first * each,
+                                                  values.begin() + (first + count) * each);
+        };
+        return Input{count, kTopK, slice(batch.hidden), slice(batch.ids), slice(batch.weights)};
+    };
+    for (const auto& [precision, scale] : {std::pair{Precision::w4a16, ActivationScale::layer_max},
+                                           {Precision::w4a4, ActivationScale::layer_max},
+                                           {Precision::w4a4, ActivationScale::per_expert},
+                                           {Precision::w4a4, ActivationScale::dynamic_token}}) {
+        const auto backend = open_backend("cuda");
+        const auto layer = backend->prepare(backend->plan({.config = config,
+                                                           .precision = precision,
+                                                           .activation_scale = scale,
+                                                           .max_tokens = kNumTokens,
+                                                           .top_k = kTopK,
+                                                           .batch_invariant = true}),
+                                            random.weights());
+        const std::vector<float> together = run_layer<float>(*layer, batch);
+        for (const std::int64_t count : {1, 2, 5, 33, 150}) {
+            const std::int64_t first = kNumTokens - count - 3;
+            const auto begin = together.begin() + first * config.hidden_size;
+            EXPECT_EQ(count_differences(run_layer<float>(*layer, part(first, count)),
+                                        {begin, begin + count * config.hidden_size}),
+                      0U)
+                << count << " tokens";
+        }
+    }
+}
+
+TEST_F(CudaLayer, RunsOnTheDeviceAskedForAndLeavesTheCurrentOneAlone) {
+    int count = 0;
+    check_cuda(cudaGetDeviceCount(&count));
+    if (count < 2) GTEST_SKIP() << "one GPU";
+    RandomLayer random({});
+    const Input input = random_input(random.weights().config, 40, 2, Ids::distinct, random.random());
+    std::vector<std::vector<float>> outputs;
+    for (int device = 0; device < 2; ++device) {
+        BackendOptions options;
+        options.device = device;
+        const auto backend = open_backend("cuda", options);
+        const auto layer = backend->prepare(
+            backend->plan({.config = random.weights().config, .max_tokens = 40}), random.weights());
+        outputs.push_back(run_layer<float>(*layer, input));
+        int current = -1;
+        check_cuda(cudaGetDevice(&current));
+        EXPECT_EQ(current, 0);
+    }
+    EXPECT_EQ(count_differences(outputs[0], outputs[1]), 0U);
+}
+
+TEST_F(CudaLayer, TheEnvironmentNamesAKernel) {
+    setenv("MOE4_KERNEL", "sm90_w4a16_mma", 1);
+    RandomLayer random({});
+    const Problem problem{.config = random.weights().config, .max_tokens = 1000};
+    EXPECT_EQ(open_backend("auto")->plan(problem).choices.size(), 1U);
+    setenv("MOE4_KERNEL", "scalar_w4a16", 1);
+    EXPECT_EQ(open_backend("auto")->name(), "cpu") << "which has it";
+    const std::string sentence = refusal([] { open_backend("cuda"); }, ErrorKind::invalid_argument);
+    unsetenv("MOE4_KERNEL");
+    EXPECT_NE(sentence.find("MOE4_KERNEL is \"scalar_w4a16\""), std::string::npos) << sentence;
+}
+
 TEST(CudaBackend, SaysWhyThereIsNone) {
     if (has_gpu()) GTEST_SKIP() << "there is a GPU";
     const std::string sentence = refusal([] { open_backend("cuda"); }, ErrorKind::machine);

@@ -11,6 +11,7 @@
 #include "backends/cpu/limits.hpp"
 #include "backends/cpu/prepared_layer.hpp"
 #include "backends/registry.hpp"
+#include "moe/arguments.hpp"
 #include "moe/problem.hpp"
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
@@ -20,10 +21,6 @@ namespace moe4::cpu {
 namespace {
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
-
-void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape) {
-    moe::check_tensor(name, tensor, dtype, shape, Device{}, static_cast<std::size_t>(dtype_bits(dtype) / 8));
-}
 
 class CpuLayer final : public Layer {
 public:
@@ -40,11 +37,9 @@ public:
                Stream) const override {
         const MoeConfig& config = layer_.problem.config;
         moe::check_router(config, router_, router_bias_);
+        moe::check_route_arguments(config, hidden, top_k_ids, top_k_weights, {});
         const std::int64_t num_tokens = moe::num_tokens_of(hidden);
-        check_tensor("hidden", hidden, DType::bf16, {num_tokens, config.hidden_size});
         const std::int64_t top_k = config.router.top_k;
-        check_tensor("top_k_ids", top_k_ids, DType::i32, {num_tokens, top_k});
-        check_tensor("top_k_weights", top_k_weights, DType::f32, {num_tokens, top_k});
         layer_.workers->for_each(num_tokens, [&](int, std::int64_t t) {
             moe::route_token(config, router_, router_bias_,
                              static_cast<const std::uint16_t*>(hidden.data) + t * config.hidden_size,
@@ -55,19 +50,11 @@ public:
 
     void run(TensorView hidden, const Routing& routing, MutableTensorView output, Workspace workspace,
              Stream) const override {
-        const std::int64_t hidden_size = layer_.problem.config.hidden_size;
+        moe::check_run_arguments(plan_.problem, hidden, routing, output, {});
         const std::int64_t num_tokens = moe::num_tokens_of(hidden);
-        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size});
-        if (num_tokens > layer_.problem.max_tokens) {
-            refuse("hidden has " + std::to_string(num_tokens) + " tokens, expected at most the " +
-                   std::to_string(layer_.problem.max_tokens) + " that were planned");
-        }
-        check_tensor("top_k_ids", routing.top_k_ids, DType::i32, {num_tokens, layer_.top_k});
-        check_tensor("top_k_weights", routing.top_k_weights, DType::f32, {num_tokens, layer_.top_k});
-        const bool wants_f32 = output.dtype == DType::f32;
-        check_tensor("output", output, wants_f32 ? DType::f32 : DType::bf16, {num_tokens, hidden_size});
         if (num_tokens == 0) return;
-        check_workspace(workspace);
+        moe::check_workspace(plan_, workspace);
+        const bool wants_f32 = output.dtype == DType::f32;
         forward(layer_, {.hidden = static_cast<const std::uint16_t*>(hidden.data),
                          .top_k_ids = static_cast<const std::int32_t*>(routing.top_k_ids.data),
                          .top_k_weights = static_cast<const float*>(routing.top_k_weights.data),
@@ -78,15 +65,6 @@ public:
     }
 
 private:
-    void check_workspace(const Workspace& workspace) const {
-        if (workspace.data == nullptr || workspace.bytes < layer_.layout.bytes) {
-            refuse("the workspace has " + std::to_string(workspace.data == nullptr ? 0 : workspace.bytes) +
-                   " bytes, expected " + std::to_string(layer_.layout.bytes));
-        }
-        if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0)
-            refuse("the workspace is misaligned, expected an address that is a multiple of 64");
-    }
-
     Plan plan_;
     PreparedLayer layer_;
     TensorView router_;

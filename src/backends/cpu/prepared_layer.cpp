@@ -18,15 +18,6 @@ PackedSizes packed_sizes(const MoeConfig& config, const PackedLayout& layout) {
             round_up(layout.down_bytes(config.hidden_size, config.intermediate_size), 64)};
 }
 
-void release(const MoeWeights& weights, const Nvfp4View& matrix) {
-    if (weights.release == nullptr || matrix.rows == 0) return;
-    const auto size = [&](std::int64_t stride, std::int64_t row_bytes) {
-        return static_cast<std::size_t>((matrix.rows - 1) * stride + row_bytes);
-    };
-    weights.release(matrix.packed, size(matrix.packed_stride, matrix.cols / 2));
-    weights.release(matrix.block_scale, size(matrix.scale_stride, matrix.cols / kNvfp4BlockSize));
-}
-
 /// Expert by expert, each one's own bytes given back at once: then both never lie in memory whole.
 void pack(PreparedLayer& layer, const PackedLayout& layout, const MoeWeights& weights) {
     const PackedSizes sizes = packed_sizes(layer.problem.config, layout);
@@ -43,12 +34,12 @@ void pack(PreparedLayer& layer, const PackedLayout& layout, const MoeWeights& we
         std::uint8_t* down = gate_up + sizes.gate_up;
         if (i % 2 == 0) {
             layout.pack_gate_up(expert.gate, expert.up, gate_up);
-            release(weights, expert.gate);
-            release(weights, expert.up);
+            moe::release(weights, expert.gate);
+            moe::release(weights, expert.up);
             expert.packed_gate_up = gate_up;
         } else {
             layout.pack_down(expert.down, down);
-            release(weights, expert.down);
+            moe::release(weights, expert.down);
             expert.packed_down = down;
         }
     });

@@ -13,13 +13,14 @@
 #include "backends/cuda/staged.hpp"
 #include "backends/cuda/timing.hpp"
 #include "backends/registry.hpp"
+#include "moe/arguments.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cuda {
 
 namespace {
 
-constexpr std::size_t kAlignment = 16;  // of tensors: kernels load 16 bytes at once
+constexpr std::size_t kAlignment = 16;  // kernels load so many bytes at once
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
 
@@ -40,12 +41,9 @@ public:
                Stream stream) const override {
         if (!layer_.router)
             throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
-        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
-        const std::int64_t top_k = layer_.problem.config.router.top_k;
         const Device device = device_of(hidden);
-        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size()}, device);
-        check_tensor("top_k_ids", ids, DType::i32, {num_tokens, top_k}, device);
-        check_tensor("top_k_weights", weights, DType::f32, {num_tokens, top_k}, device);
+        moe::check_route_arguments(layer_.problem.config, hidden, ids, weights, placement(device));
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
         if (num_tokens == 0) return;
         const DeviceScope scope(layer_.device);
         if (device.type == DeviceType::cuda) {
@@ -63,20 +61,12 @@ public:
 
     void run(TensorView hidden, const Routing& routing, MutableTensorView output, Workspace workspace,
              Stream stream) const override {
-        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
-        if (num_tokens > layer_.problem.max_tokens) {
-            refuse("hidden has " + std::to_string(num_tokens) + " tokens, expected at most the " +
-                   std::to_string(layer_.problem.max_tokens) + " that were planned");
-        }
         const Device device = device_of(hidden);
-        check_tensor("hidden", hidden, DType::bf16, {num_tokens, hidden_size()}, device);
-        check_tensor("top_k_ids", routing.top_k_ids, DType::i32, {num_tokens, layer_.top_k}, device);
-        check_tensor("top_k_weights", routing.top_k_weights, DType::f32, {num_tokens, layer_.top_k}, device);
-        const bool wants_f32 = output.dtype == DType::f32;
-        check_tensor("output", output, wants_f32 ? DType::f32 : DType::bf16, {num_tokens, hidden_size()},
-                     device);
+        moe::check_run_arguments(plan_.problem, hidden, routing, output, placement(device));
+        const std::int64_t num_tokens = moe::num_tokens_of(hidden);
         if (num_tokens == 0) return;
-        check_workspace(workspace);
+        moe::check_workspace(plan_, workspace);
+        const bool wants_f32 = output.dtype == DType::f32;
         const DeviceScope scope(layer_.device);
         if (device.type == DeviceType::cuda) {
             enqueue_run(hidden.data, routing.top_k_ids.data, routing.top_k_weights.data, num_tokens,
@@ -95,27 +85,14 @@ public:
     }
 
 private:
-    std::int64_t hidden_size() const { return layer_.problem.config.hidden_size; }
     static cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
     /// Where all tensors of a call have to lie: where hidden does.
     Device device_of(const TensorView& hidden) const {
         return hidden.device.type == DeviceType::cpu ? Device{} : Device{DeviceType::cuda, layer_.device};
     }
-    static void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape,
-                             Device device) {
-        const auto element_bytes = static_cast<std::size_t>(dtype_bits(dtype) / 8);
-        const bool is_vector = dtype == DType::bf16 || name == std::string_view("output");
-        moe::check_tensor(name, tensor, dtype, shape, device,
-                          device.type == DeviceType::cuda && is_vector ? kAlignment : element_bytes);
-    }
-    void check_workspace(const Workspace& workspace) const {
-        if (workspace.data == nullptr || workspace.bytes < plan_.workspace_bytes) {
-            refuse("the workspace has " + std::to_string(workspace.data == nullptr ? 0 : workspace.bytes) +
-                   " bytes, expected " + std::to_string(plan_.workspace_bytes));
-        }
-        if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0)
-            refuse("the workspace is misaligned, expected an address that is a multiple of 64");
+    static moe::Placement placement(Device device) {
+        return {device, device.type == DeviceType::cuda ? kAlignment : sizeof(std::uint16_t)};
     }
 
     void enqueue_run(const void* hidden, const void* ids, const void* weights, std::int64_t num_tokens,
@@ -153,12 +130,12 @@ private:
 
 class CudaBackend final : public Backend {
 public:
-    explicit CudaBackend(const BackendOptions& options) : device_(options.device), kernel_(options.kernel) {
+    explicit CudaBackend(const BackendOptions& options)
+        : device_(options.device), kernel_(kernel_asked_for(options)) {
         const DeviceScope scope(device_);
         check(cudaGetDeviceProperties(&properties_, device_), "asking for the properties of the device");
         const Support support = supports_device(properties_);
         if (!support) throw Error(ErrorKind::unsupported, support.reason);
-        check_kernel_name(kernel_);
         load_kernels();
     }
 

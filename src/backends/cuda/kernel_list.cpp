@@ -1,5 +1,7 @@
 #include "backends/cuda/kernel_list.hpp"
 
+#include <cstdlib>
+
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -9,10 +11,10 @@ namespace {
 
 constexpr Kernel kKernels[] = {
     // best first for many rows; add yours here
-    {.name = "sm90_w4a16_wgmma", .precision = Precision::w4a16, .min_rows = 24},
-    {.name = "sm90_w4a4_wgmma", .precision = Precision::w4a4, .min_rows = 24},
-    {.name = "sm90_w4a16_mma", .precision = Precision::w4a16, .min_rows = 0},
-    {.name = "sm90_w4a4_mma", .precision = Precision::w4a4, .min_rows = 0},
+    {.name = "sm90_w4a16_wgmma", .precision = Precision::w4a16, .min_rows = 24, .is_batch_invariant = true},
+    {.name = "sm90_w4a4_wgmma", .precision = Precision::w4a4, .min_rows = 24, .is_batch_invariant = true},
+    {.name = "sm90_w4a16_mma", .precision = Precision::w4a16, .min_rows = 0, .is_batch_invariant = false},
+    {.name = "sm90_w4a4_mma", .precision = Precision::w4a4, .min_rows = 0, .is_batch_invariant = false},
 };
 
 }  // namespace
@@ -30,14 +32,18 @@ std::string describe_device(const cudaDeviceProp& device) {
            ", " + std::to_string(device.multiProcessorCount) + " multiprocessors";
 }
 
-void check_kernel_name(const std::string& kernel) {
+std::string kernel_asked_for(const BackendOptions& options) {
+    const char* const variable = std::getenv("MOE4_KERNEL");
+    const bool is_option = !options.kernel.empty() || variable == nullptr;
+    const std::string kernel = is_option ? options.kernel : variable;
     std::string known;
     for (const Kernel& each : kKernels) {
-        if (kernel.empty() || each.name == kernel) return;
+        if (kernel.empty() || each.name == kernel) return kernel;
         known += (known.empty() ? "" : ", ") + std::string(each.name);
     }
     throw Error(ErrorKind::invalid_argument,
-                "there is no kernel \"" + kernel + "\", expected one of " + known);
+                (is_option ? "the options ask for" : "MOE4_KERNEL is") + (" \"" + kernel) +
+                    "\", which no CUDA kernel is called, expected one of " + known);
 }
 
 Plan choose_kernels(const Problem& problem, int num_held, const std::string& kernel) {
@@ -46,6 +52,8 @@ Plan choose_kernels(const Problem& problem, int num_held, const std::string& ker
     const auto reason_against = [&](const Kernel& each) -> std::string {
         if (!kernel.empty() && each.name != kernel) return "another kernel was asked for";
         if (each.precision != problem.precision) return "computes another precision";
+        if (problem.batch_invariant && !each.is_batch_invariant)
+            return "splits its sums by how many tokens there are, and the problem is batch_invariant";
         if (num_held > moe::kMaxExperts) {
             return "groups tokens by at most " + std::to_string(moe::kMaxExperts) +
                    " experts, the range holds " + std::to_string(num_held);

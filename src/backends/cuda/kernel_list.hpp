@@ -14,7 +14,8 @@ namespace moe4::cuda {
 struct Kernel {
     std::string_view name;
     Precision precision;
-    std::int64_t min_rows;  // per expert on average; the next kernel of the list is faster below
+    std::int64_t min_rows;    // per expert on average; the next kernel of the list is faster below
+    bool is_batch_invariant;  // it sums a row in the same order however many rows there are
 };
 
 std::span<const Kernel> kernel_list();  // best first for many rows
@@ -23,8 +24,9 @@ std::span<const Kernel> kernel_list();  // best first for many rows
 Support supports_device(const cudaDeviceProp&);
 std::string describe_device(const cudaDeviceProp&);
 
-/// Throws invalid_argument unless `kernel` is empty or one of the list's names.
-void check_kernel_name(const std::string& kernel);
+/// The kernel that the options, or else MOE4_KERNEL, ask for; empty = none. Throws invalid_argument unless it
+/// is one of the list's names.
+std::string kernel_asked_for(const BackendOptions&);
 
 /// Fills choices and rejections. Throws unsupported with every kernel's reason when none can run the problem.
 Plan choose_kernels(const Problem&, int num_held, const std::string& kernel);

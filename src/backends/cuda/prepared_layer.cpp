@@ -61,11 +61,12 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, const
             uploader.copy_rows(view.packed, view.rows, view.cols / 2, view.packed_stride, codes, code_pitch);
             uploader.copy_rows(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
                                scales, scale_pitch);
+            moe::release(weights, view);
         }
 
         void run() {
             const DeviceScope device(layer.device);
-            Uploader uploader;
+            Uploader uploader(std::max(at.gate_up_code_pitch, at.down_code_pitch));
             std::uint8_t* const base = layer.weights.data();
             for (int i = next++; i < layer.num_held(); i = next++) {
                 const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];

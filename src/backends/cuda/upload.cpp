@@ -7,7 +7,7 @@ namespace moe4::cuda {
 
 namespace {
 
-constexpr std::int64_t kBufferBytes = 9 << 20;  // more than the largest row: 2^24 codes
+constexpr std::int64_t kBufferBytes = 1 << 20;  // pinning more takes longer than it gains
 
 void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                  std::uint8_t* to, std::int64_t pitch) {
@@ -23,10 +23,10 @@ void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used,
 
 }  // namespace
 
-Uploader::Uploader() {
+Uploader::Uploader(std::int64_t largest_pitch) : buffer_bytes_(std::max(kBufferBytes, largest_pitch)) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
     for (Buffer& buffer : buffers_) {
-        check(cudaMallocHost(reinterpret_cast<void**>(&buffer.data), kBufferBytes),
+        check(cudaMallocHost(reinterpret_cast<void**>(&buffer.data), static_cast<std::size_t>(buffer_bytes_)),
               "allocating pinned memory");
         check(cudaEventCreateWithFlags(&buffer.free, cudaEventDisableTiming), "creating an event");
     }
@@ -43,7 +43,7 @@ Uploader::~Uploader() {
 
 void Uploader::copy_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                          std::uint8_t* to, std::int64_t pitch) {
-    const std::int64_t rows_at_once = kBufferBytes / pitch;
+    const std::int64_t rows_at_once = buffer_bytes_ / pitch;
     for (std::int64_t row = 0; row < rows; row += rows_at_once) {
         const std::int64_t count = std::min(rows_at_once, rows - row);
         const Buffer& buffer = buffers_[next_];

@@ -9,7 +9,8 @@ namespace moe4::cuda {
 
 class Uploader {
 public:
-    Uploader();
+    /// Of rows of at most `largest_pitch` bytes.
+    explicit Uploader(std::int64_t largest_pitch);
     ~Uploader();
     Uploader(const Uploader&) = delete;
     Uploader& operator=(const Uploader&) = delete;
@@ -25,6 +26,7 @@ private:
         std::uint8_t* data = nullptr;
         cudaEvent_t free = nullptr;
     };
+    std::int64_t buffer_bytes_;
     Buffer buffers_[2];
     int next_ = 0;
     cudaStream_t stream_ = nullptr;
