@@ -58,6 +58,18 @@ TEST_P(Large, WeightsOfManyExperts) {
     }
 }
 
+TEST_P(Large, RowsOfMoreBytesThanAreCopiedAtOnce) {
+    RandomLayer random(
+        {.hidden_size = (std::int64_t{1} << 22) + 16, .intermediate_size = 16, .num_experts = 1});
+    const Problem problem{.config = random.weights().config, .precision = GetParam(), .top_k = 1};
+    Input input = random_input(problem.config, 1, 1, Ids::distinct, random.random());
+    // All but the row's ends is zero: the tolerance is not for sums of four million products.
+    std::fill(input.hidden.begin() + 1024, input.hidden.end() - 1024, std::uint16_t{0});
+    const auto backend = open_backend("cuda");
+    const auto layer = backend->prepare(backend->plan(problem), random.weights());
+    expect_near_cpu(run_layer<float>(*layer, input), random.weights(), problem, input);
+}
+
 TEST_P(Large, ManyRows) {
     constexpr std::int64_t kNumTokens = 38'000;
     constexpr std::int64_t kPeriod = 64;

@@ -137,6 +137,7 @@ public:
         const Support support = supports_device(properties_);
         if (!support) throw Error(ErrorKind::unsupported, support.reason);
         load_kernels();
+        uploads_ = std::make_unique<UploadPool>();
     }
 
     std::string_view name() const override { return "cuda"; }
@@ -160,7 +161,7 @@ public:
             refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cuda");
         const DeviceScope scope(device_);
         plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
-        PreparedLayer layer = prepare_layer(plan.problem, wgmma_min_rows(plan), weights, device_);
+        PreparedLayer layer = prepare_layer(plan.problem, wgmma_min_rows(plan), weights, device_, *uploads_);
         return std::make_unique<CudaLayer>(std::move(plan), std::move(layer));
     }
 
@@ -192,6 +193,7 @@ private:
     int device_;
     std::string kernel_;
     cudaDeviceProp properties_{};
+    std::unique_ptr<UploadPool> uploads_;
 };
 
 /// Why no device can be used, or nothing.

@@ -4,12 +4,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
 
-#include "backends/cuda/upload.hpp"
 #include "format/bf16.hpp"
 #include "moe/routers.hpp"
 
@@ -20,71 +17,43 @@ namespace {
 constexpr std::int64_t kRowPitch = 16;  // tensor maps take strides that are multiples of it
 constexpr std::int64_t kPartAlignment = 256;
 
-/// body(context, i) for i in [0, count) on a few threads; the first exception of any is thrown here.
+/// A ParallelFor on a few threads.
 void parallel_for(int count, void (*body)(void*, int), void* context) {
     std::atomic<int> next{0};
-    std::exception_ptr failure;
-    std::mutex failure_mutex;
     const auto work = [&] {
-        try {
-            for (int i = next++; i < count; i = next++) body(context, i);
-        } catch (...) {
-            next = count;
-            const std::scoped_lock lock(failure_mutex);
-            if (!failure) failure = std::current_exception();
-        }
+        for (int i = next++; i < count; i = next++) body(context, i);
     };
     const int num_threads =
         std::min({count, 16, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))});
-    {
-        std::vector<std::jthread> threads;
-        for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
-        work();
-    }
-    if (failure) std::rethrow_exception(failure);
+    std::vector<std::jthread> threads;
+    for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
+    work();
 }
 
-/// Copies the experts from several threads: one copies to pinned memory slower than the link takes it.
-void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, const WeightLayoutBytes& at) {
-    const MoeConfig& config = layer.problem.config;
-    const std::int64_t I = config.intermediate_size;
-    const std::int64_t H = config.hidden_size;
-    struct Upload {
-        const PreparedLayer& layer;
-        const MoeWeights& weights;
-        const WeightLayoutBytes& at;
-        std::int64_t I, H;
-        std::atomic<int> next{0};
-
-        void copy(Uploader& uploader, const Nvfp4View& view, std::uint8_t* codes, std::int64_t code_pitch,
-                  std::uint8_t* scales, std::int64_t scale_pitch) const {
-            uploader.copy_rows(view.packed, view.rows, view.cols / 2, view.packed_stride, codes, code_pitch);
-            uploader.copy_rows(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
-                               scales, scale_pitch);
-            moe::release(weights, view);
+void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, UploadPool& uploads) {
+    const std::int64_t I = layer.problem.config.intermediate_size;
+    const std::int64_t H = layer.problem.config.hidden_size;
+    const WeightLayoutBytes at = weight_layout(layer.problem.config, layer.num_held());
+    std::uint8_t* const base = layer.weights.data();
+    const auto copy = [&](Uploader& uploader, const Nvfp4View& view, std::uint8_t* codes,
+                          std::int64_t code_pitch, std::uint8_t* scales, std::int64_t scale_pitch) {
+        uploader.copy_rows(view.packed, view.rows, view.cols / 2, view.packed_stride, codes, code_pitch);
+        uploader.copy_rows(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
+                           scales, scale_pitch);
+        moe::release(weights, view);
+    };
+    uploads.run(parallel_for, layer.num_held(), [&](Uploader& uploader, int i) {
+        const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];
+        const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
+        for (int half = 0; half < 2; ++half) {
+            const std::int64_t row = (std::int64_t{2} * i + half) * I;
+            copy(uploader, *gate_up[half], base + at.gate_up_codes + row * at.gate_up_code_pitch,
+                 at.gate_up_code_pitch, base + at.gate_up_scales + row * at.gate_up_scale_pitch,
+                 at.gate_up_scale_pitch);
         }
-
-        void run() {
-            const DeviceScope device(layer.device);
-            Uploader uploader(std::max(at.gate_up_code_pitch, at.down_code_pitch));
-            std::uint8_t* const base = layer.weights.data();
-            for (int i = next++; i < layer.num_held(); i = next++) {
-                const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];
-                const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
-                for (int half = 0; half < 2; ++half) {
-                    const std::int64_t row = (std::int64_t{2} * i + half) * I;
-                    copy(uploader, *gate_up[half], base + at.gate_up_codes + row * at.gate_up_code_pitch,
-                         at.gate_up_code_pitch, base + at.gate_up_scales + row * at.gate_up_scale_pitch,
-                         at.gate_up_scale_pitch);
-                }
-                copy(uploader, expert.down.weight, base + at.down_codes + i * H * at.down_code_pitch,
-                     at.down_code_pitch, base + at.down_scales + i * H * at.down_scale_pitch,
-                     at.down_scale_pitch);
-            }
-            uploader.finish();
-        }
-    } upload{layer, weights, at, I, H};
-    parallel_for(8, [](void* context, int) { static_cast<Upload*>(context)->run(); }, &upload);
+        copy(uploader, expert.down.weight, base + at.down_codes + i * H * at.down_code_pitch,
+             at.down_code_pitch, base + at.down_scales + i * H * at.down_scale_pitch, at.down_scale_pitch);
+    });
 }
 
 /// [experts, halves, rows, bytes a row] with a box of a chunk of K.
@@ -237,7 +206,7 @@ PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows
 }
 
 PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows, const MoeWeights& weights,
-                            int device) {
+                            int device, UploadPool& uploads) {
     moe::check_weights_fit(problem, moe::held_experts(problem.experts, problem.config.num_experts), weights);
     const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
     moe::check_weights(weights, problem.experts, parallel_for);
@@ -246,7 +215,7 @@ PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows,
 
     PreparedLayer layer = allocate_layer(problem, wgmma_min_rows, device);
     set_scales(layer, scale_values(layer, weights, inputs));
-    upload_experts(layer, weights, weight_layout(problem.config, layer.num_held()));
+    upload_experts(layer, weights, uploads);
     if (weights.router.data != nullptr) layer.router = upload_router(weights);
     return layer;
 }

@@ -5,6 +5,7 @@
 #include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/runtime.hpp"
 #include "backends/cuda/sm90/mma_shape.hpp"
+#include "backends/cuda/upload.hpp"
 #include "moe/problem.hpp"
 #include "moe4/backend.hpp"
 
@@ -61,6 +62,7 @@ struct ExpertScaleValues {
 void set_scales(PreparedLayer&, std::span<const ExpertScaleValues> experts);
 
 /// Checks the weights, then copies them to the current device. Throws as Backend::prepare.
-PreparedLayer prepare_layer(const Problem&, std::int64_t wgmma_min_rows, const MoeWeights&, int device);
+PreparedLayer prepare_layer(const Problem&, std::int64_t wgmma_min_rows, const MoeWeights&, int device,
+                            UploadPool&);
 
 }  // namespace moe4::cuda

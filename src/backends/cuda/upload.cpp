@@ -1,13 +1,17 @@
 #include "backends/cuda/upload.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+
+#include "moe/parallel.hpp"
 
 namespace moe4::cuda {
 
 namespace {
 
-constexpr std::int64_t kBufferBytes = 1 << 20;  // pinning more takes longer than it gains
+constexpr int kUploaders = 8;
+constexpr std::int64_t kBufferBytes = 2 << 20;
 
 void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                  std::uint8_t* to, std::int64_t pitch) {
@@ -23,11 +27,11 @@ void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used,
 
 }  // namespace
 
-Uploader::Uploader(std::int64_t largest_pitch) : buffer_bytes_(std::max(kBufferBytes, largest_pitch)) {
+Uploader::Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
     for (Buffer& buffer : buffers_) {
-        check(cudaMallocHost(reinterpret_cast<void**>(&buffer.data), static_cast<std::size_t>(buffer_bytes_)),
-              "allocating pinned memory");
+        buffer.data = pinned;
+        pinned += buffer_bytes;
         check(cudaEventCreateWithFlags(&buffer.free, cudaEventDisableTiming), "creating an event");
     }
 }
@@ -35,28 +39,61 @@ Uploader::Uploader(std::int64_t largest_pitch) : buffer_bytes_(std::max(kBufferB
 Uploader::~Uploader() {
     cudaStreamSynchronize(stream_);
     for (const Buffer& buffer : buffers_) {
-        cudaFreeHost(buffer.data);
         if (buffer.free != nullptr) cudaEventDestroy(buffer.free);
     }
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
+const Uploader::Buffer& Uploader::next_buffer() {
+    const Buffer& buffer = buffers_[next_];
+    next_ = 1 - next_;
+    check(cudaEventSynchronize(buffer.free), "copying weights to the device");
+    return buffer;
+}
+
+void Uploader::send(const Buffer& buffer, std::uint8_t* to, std::int64_t bytes) {
+    check(cudaMemcpyAsync(to, buffer.data, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+          "copying weights to the device");
+    check(cudaEventRecord(buffer.free, stream_), "copying weights to the device");
+}
+
 void Uploader::copy_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                          std::uint8_t* to, std::int64_t pitch) {
-    const std::int64_t rows_at_once = buffer_bytes_ / pitch;
+    const std::int64_t cols_at_once = std::min(pitch, buffer_bytes_);
+    const std::int64_t rows_at_once = buffer_bytes_ / cols_at_once;
     for (std::int64_t row = 0; row < rows; row += rows_at_once) {
         const std::int64_t count = std::min(rows_at_once, rows - row);
-        const Buffer& buffer = buffers_[next_];
-        next_ = 1 - next_;
-        check(cudaEventSynchronize(buffer.free), "copying weights to the device");
-        gather_rows(from + row * stride, count, used, stride, buffer.data, pitch);
-        check(cudaMemcpyAsync(to + row * pitch, buffer.data, static_cast<std::size_t>(count * pitch),
-                              cudaMemcpyHostToDevice, stream_),
-              "copying weights to the device");
-        check(cudaEventRecord(buffer.free, stream_), "copying weights to the device");
+        for (std::int64_t col = 0; col < pitch; col += cols_at_once) {
+            const std::int64_t cols = std::min(cols_at_once, pitch - col);
+            const Buffer& buffer = next_buffer();
+            gather_rows(from + row * stride + col, count, std::min(cols, used - col), stride, buffer.data,
+                        cols);
+            send(buffer, to + row * pitch + col, count * cols);
+        }
     }
 }
 
 void Uploader::finish() { check(cudaStreamSynchronize(stream_), "copying weights to the device"); }
+
+UploadPool::UploadPool() {
+    check(cudaGetDevice(&device_), "asking for the current device");
+    void* pinned = nullptr;
+    check(cudaMallocHost(&pinned, kUploaders * 2 * kBufferBytes), "allocating pinned memory");
+    pinned_.reset(static_cast<std::uint8_t*>(pinned));
+    for (int i = 0; i < kUploaders; ++i)
+        uploaders_.emplace_back(pinned_.get() + i * 2 * kBufferBytes, kBufferBytes);
+}
+
+void UploadPool::run(const ParallelFor& parallel_for, int count,
+                     const std::function<void(Uploader&, int)>& copy) {
+    const std::scoped_lock lock(mutex_);
+    std::atomic<int> next{0};
+    moe::parallel(parallel_for, kUploaders, [&](int index) {
+        const DeviceScope device(device_);
+        Uploader& uploader = uploaders_[static_cast<std::size_t>(index)];
+        for (int i = next++; i < count; i = next++) copy(uploader, i);
+        uploader.finish();
+    });
+}
 
 }  // namespace moe4::cuda

@@ -1,16 +1,22 @@
 #pragma once
-// Copies rows from pageable host memory to the device through pinned buffers, so that the CPU's copy and the
-// link's overlap. One a thread.
+// Copies weights from pageable host memory to the device through pinned buffers, so that the CPU's copy and
+// the link's overlap, from several threads: one copies to pinned memory slower than the link takes it.
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
 
 #include "backends/cuda/runtime.hpp"
+#include "moe4/backend.hpp"
 
 namespace moe4::cuda {
 
+/// A stream and two pinned buffers: one is filled while the other is copied.
 class Uploader {
 public:
-    /// Of rows of at most `largest_pitch` bytes.
-    explicit Uploader(std::int64_t largest_pitch);
+    /// Owns neither `pinned`, 2 * buffer_bytes of it, nor the device, which is the current one.
+    Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes);
     ~Uploader();
     Uploader(const Uploader&) = delete;
     Uploader& operator=(const Uploader&) = delete;
@@ -26,10 +32,33 @@ private:
         std::uint8_t* data = nullptr;
         cudaEvent_t free = nullptr;
     };
+    const Buffer& next_buffer();
+    void send(const Buffer&, std::uint8_t* to, std::int64_t bytes);
+
     std::int64_t buffer_bytes_;
     Buffer buffers_[2];
     int next_ = 0;
     cudaStream_t stream_ = nullptr;
+};
+
+/// The uploaders of a device, kept because pinning memory takes longer than copying as much.
+class UploadPool {
+public:
+    /// On the current device. Throws machine.
+    UploadPool();
+
+    /// copy(uploader, i) for i in [0, count), one thread an uploader; all is copied on return. One caller at
+    /// a time, others wait.
+    void run(const ParallelFor&, int count, const std::function<void(Uploader&, int)>& copy);
+
+private:
+    struct Unpin {
+        void operator()(std::uint8_t* data) const { cudaFreeHost(data); }
+    };
+    int device_ = 0;
+    std::mutex mutex_;
+    std::unique_ptr<std::uint8_t, Unpin> pinned_;
+    std::deque<Uploader> uploaders_;
 };
 
 }  // namespace moe4::cuda
