@@ -2,6 +2,7 @@
 //
 // run() and route() take tensors of the backend's device and enqueue. Given tensors in host memory they work
 // as well, through memory of their own and waiting for the result: for tools and tests, not for serving.
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -196,6 +197,12 @@ private:
     std::unique_ptr<UploadPool> uploads_;
 };
 
+/// What hides devices, if anything does.
+std::string visible_devices() {
+    const char* const variable = std::getenv("CUDA_VISIBLE_DEVICES");
+    return variable == nullptr ? "" : ", CUDA_VISIBLE_DEVICES is \"" + std::string(variable) + "\"";
+}
+
 /// Why no device can be used, or nothing.
 Support usable_device(int device) {
     int count = 0;
@@ -203,10 +210,11 @@ Support usable_device(int device) {
     cudaGetLastError();
     if (error == cudaErrorInsufficientDriver)
         return {"no device: the CUDA driver is missing or older than 13.0"};
-    if (error != cudaSuccess || count == 0) return {"no device"};
+    if (error != cudaSuccess || count == 0)
+        return {"no device: the CUDA driver shows none" + visible_devices()};
     if (device < 0 || device >= count) {
         return {"no device " + std::to_string(device) + ", expected one of the " + std::to_string(count) +
-                " that are visible"};
+                " that are visible" + visible_devices()};
     }
     return {};
 }
