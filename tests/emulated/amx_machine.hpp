@@ -16,13 +16,13 @@ struct EmulatedMachine : cpu::amx::Machine {
         std::uint8_t bytes[16][64];
         int rows, row_bytes;
     };
-    static inline thread_local Tile tiles[8];
+    static inline thread_local Tile tiles[4];
 
     static void configure_tiles(int rows, int cols) {
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 4; ++i) {
             std::memset(tiles[i].bytes, 0, sizeof(tiles[i].bytes));
-            tiles[i].rows = i < 6 ? rows : cols / 2;
-            tiles[i].row_bytes = i == 4 || i == 5 ? 2 * cols : 64;
+            tiles[i].rows = i == 3 ? cols / 2 : rows;
+            tiles[i].row_bytes = i == 2 ? 2 * cols : 64;
         }
     }
     static void release_tiles() {

@@ -46,13 +46,12 @@ struct Machine {
         std::uint8_t rows[16] = {};
     };
 
-    /// Tiles 0 to 3 are rows x 16 sums, 4 and 5 rows x cols bf16, 6 and 7 cols x 16 bf16 in pairs.
+    /// Tiles 0 and 1 are rows x 16 sums, 2 is rows x cols bf16, 3 cols x 16 bf16 in pairs.
     static void configure_tiles(int rows, int cols) {
         TileConfig config;
-        for (int tile = 0; tile < 8; ++tile) {
-            const bool is_activations = tile == 4 || tile == 5;
-            config.bytes_per_row[tile] = static_cast<std::uint16_t>(is_activations ? 2 * cols : 64);
-            config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : cols / 2);
+        for (int tile = 0; tile < 4; ++tile) {
+            config.bytes_per_row[tile] = static_cast<std::uint16_t>(tile == 2 ? 2 * cols : 64);
+            config.rows[tile] = static_cast<std::uint8_t>(tile == 3 ? cols / 2 : rows);
         }
         asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
     }

@@ -15,14 +15,13 @@ namespace moe4::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
-constexpr std::int64_t kTileRows = 16;   // of a sum tile: activation rows
-constexpr std::int64_t kCellCols = 32;   // 64 bytes of an activation row
-constexpr std::int64_t kStepChunks = 8;  // decoded at a time: putting sums aside costs some 260 clocks
-constexpr std::int64_t kMaxGroups = 32;  // of rows that share a decoded step: bounds the scratch
+constexpr std::int64_t kTileRows = 16;           // of a sum tile: activation rows
+constexpr std::int64_t kCellCols = 32;           // 64 bytes of an activation row
+constexpr std::int64_t kMaxStepChunks = 4;       // decoded at a time
+constexpr std::int64_t kMaxGroups = 32;          // of rows that share a decoded step: bounds the scratch
 constexpr std::int64_t kPanelBytes = 512 << 10;  // of them: within the second cache
 constexpr std::int64_t kDecodedBlockBytes = kPackedHalfRows * kBlock * 2;
-constexpr std::int64_t kDecodedHalfBytes = kDecodedBlockBytes * kPackedChunkBlocks;
-constexpr std::int64_t kDecodedBytes = 2 * kDecodedHalfBytes;  // of a chunk
+constexpr std::int64_t kDecodedBytes = 2 * kDecodedBlockBytes * kPackedChunkBlocks;  // of a chunk
 constexpr float kActivationFactor = 0x1p112F;
 
 constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -82,40 +81,42 @@ struct W4a16 {
 /// 16 rows x 16 columns as bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the
 /// scale 2^-8; their product is exact and normal, and its bits moved by three read 2^-112 of it as bf16.
 template <class Machine>
-[[gnu::always_inline]] inline void decode_block(const PackedHalf& half, std::uint64_t block,
+[[gnu::always_inline]] inline void decode_block(const PackedHalf& half, std::int64_t block,
                                                 std::uint8_t* out) {
     const auto scales = Machine::expand_scales(half.scale[block]);
-#pragma GCC unroll 2
-    for (std::uint64_t i = 2 * block; i < 2 * block + 2; ++i, out += 256) {
+    const auto decode_eight_columns = [&](std::int64_t i, std::uint8_t* to) __attribute__((always_inline)) {
         const auto codes = Machine::load(half.codes[i]);
-        Machine::store(out, Machine::template decode<0>(codes, scales));
-        Machine::store(out + 64, Machine::template decode<1>(codes, scales));
-        Machine::store(out + 128, Machine::template decode<2>(codes, scales));
-        Machine::store(out + 192, Machine::template decode<3>(codes, scales));
-    }
+        Machine::store(to, Machine::template decode<0>(codes, scales));
+        Machine::store(to + 64, Machine::template decode<1>(codes, scales));
+        Machine::store(to + 128, Machine::template decode<2>(codes, scales));
+        Machine::store(to + 192, Machine::template decode<3>(codes, scales));
+    };
+    decode_eight_columns(2 * block, out);
+    decode_eight_columns(2 * block + 1, out + 256);
 }
 
 /// Chunks that are decoded a few blocks at a time, between the tile instructions that multiply others: the
 /// tiles leave the vector units idle, and a core does not look far enough ahead to mix two long stretches.
-template <class Machine>
+/// Weight tiles lie in the order of their use: for every kBlocksPerTile blocks the first half, the second.
+template <class Machine, class Mode>
 class Decoding {
 public:
     Decoding(const PackedChunk* chunks, std::int64_t num_chunks, std::uint8_t* out)
-        : halves_(chunks->half),
-          out_(out),
-          num_blocks_(static_cast<std::uint64_t>(2 * kPackedChunkBlocks * num_chunks)) {}
+        : chunks_(chunks), out_(out), num_blocks_(2 * kPackedChunkBlocks * num_chunks) {}
 
-    std::int64_t num_left() const { return static_cast<std::int64_t>(num_blocks_ - next_); }
+    std::int64_t num_left() const { return num_blocks_ - next_; }
 
     template <int kCount>
     [[gnu::always_inline]] void decode() {
 #pragma GCC unroll 4
         for (int i = 0; i < kCount; ++i, ++next_) {
-            const PackedHalf& half = halves_[next_ / kPackedChunkBlocks];
-            const std::uint64_t block = next_ % kPackedChunkBlocks;
-            Machine::prefetch(reinterpret_cast<const std::uint8_t*>(&half) +
-                              block * (sizeof(PackedHalf) / kPackedChunkBlocks));
-            decode_block<Machine>(half, block, out_ + next_ * kDecodedBlockBytes);
+            const std::int64_t block =
+                next_ / (2 * Mode::kBlocksPerTile) * Mode::kBlocksPerTile + next_ % Mode::kBlocksPerTile;
+            const PackedHalf& half =
+                chunks_[block / kPackedChunkBlocks].half[next_ / Mode::kBlocksPerTile % 2];
+            Machine::prefetch(reinterpret_cast<const std::uint8_t*>(chunks_) +
+                              next_ * std::int64_t{sizeof(PackedHalf)} / kPackedChunkBlocks);
+            decode_block<Machine>(half, block % kPackedChunkBlocks, out_ + next_ * kDecodedBlockBytes);
         }
     }
     void finish() {
@@ -123,87 +124,43 @@ public:
     }
 
 private:
-    const PackedHalf* halves_;
+    const PackedChunk* chunks_;
     std::uint8_t* out_;
-    std::uint64_t num_blocks_, next_ = 0;
+    std::int64_t num_blocks_, next_ = 0;
 };
 
-/// Sum tiles 0 and 1 are a group of rows times the two halves, 2 and 3 a second group; 4 and 5 the
-/// activations, 6 and 7 the weights. kDecodes blocks of `next` are decoded with each tile of columns.
-template <class Machine, class Mode, int kGroups, int kDecodes>
-void multiply_tiles(const std::uint8_t* cells, const Panel& panel, const std::uint8_t* decoded,
-                    std::int64_t first, std::int64_t last, Decoding<Machine>& next) {
+/// Tiles of columns [first, last) of a group of rows: tiles 0 and 1 are its sums with the two halves, 2 its
+/// activations, 3 the weights. kDecodes blocks of `next` are decoded with each.
+///
+/// No more tiles than these: the two hyperthreads of a core share what tiles are renamed to, and each tile
+/// that holds something takes one away. With 8 of them loads wait for each other and the tile unit idles half
+/// of the time, with 5 a tenth.
+template <class Machine, class Mode, int kDecodes>
+void multiply_tiles(const std::uint8_t* cells, std::size_t cell_step, const std::uint8_t* decoded,
+                    std::int64_t first, std::int64_t last, Decoding<Machine, Mode>& next_decoding) {
     constexpr std::int64_t kTilesPerCell = 2 / Mode::kBlocksPerTile;
-    constexpr std::int64_t kTilesPerChunk = kPackedChunkBlocks / Mode::kBlocksPerTile;
-    constexpr std::int64_t kWeightBytes = kDecodedHalfBytes / kTilesPerChunk;
-    constexpr int kPlaces = 2 * kGroups;
-    const auto decode_at = [&next]<int kPlace>() __attribute__((always_inline)) {
-        next.template decode<kDecodes*(kPlace + 1) / kPlaces - kDecodes * kPlace / kPlaces>();
-    };
+    constexpr std::int64_t kWeightBytes = Mode::kBlocksPerTile * kDecodedBlockBytes;
+    auto next = next_decoding;  // in registers
     for (std::int64_t i = first; i < last; ++i) {
         const std::uint8_t* x =
-            cells + static_cast<std::size_t>(i / kTilesPerCell) * panel.cell_step() + i % kTilesPerCell * 32;
-        const std::uint8_t* w =
-            decoded + i / kTilesPerChunk * kDecodedBytes + i % kTilesPerChunk * kWeightBytes;
-        Machine::template load_tile<4>(x, 64);
-        Machine::template load_tile<6>(w, 64);
-        Machine::template multiply_add<0, 4, 6>();
-        decode_at.template operator()<0>();
-        Machine::template load_tile<7>(w + kDecodedHalfBytes, 64);
-        Machine::template multiply_add<1, 4, 7>();
-        decode_at.template operator()<1>();
-        if constexpr (kGroups == 2) {
-            Machine::template load_tile<5>(x + panel.group_bytes(), 64);
-            Machine::template multiply_add<2, 5, 6>();
-            decode_at.template operator()<2>();
-            Machine::template multiply_add<3, 5, 7>();
-            decode_at.template operator()<3>();
-        }
+            cells + static_cast<std::size_t>(i / kTilesPerCell) * cell_step + i % kTilesPerCell * 32;
+        const std::uint8_t* w = decoded + i * 2 * kWeightBytes;
+        Machine::template load_tile<2>(x, 64);
+        Machine::template load_tile<3>(w, 64);
+        Machine::template multiply_add<0, 2, 3>();
+        next.template decode<kDecodes / 2>();
+        Machine::template load_tile<3>(w + kWeightBytes, 64);
+        Machine::template multiply_add<1, 2, 3>();
+        next.template decode<kDecodes - kDecodes / 2>();
     }
-}
-
-/// Tiles [0, num_tiles), decoding kDecodes blocks with each until `next` has fewer left.
-template <class Machine, class Mode, int kGroups, int kDecodes>
-void multiply_and_decode(const std::uint8_t* cells, const Panel& panel, const std::uint8_t* decoded,
-                         std::int64_t num_tiles, Decoding<Machine>& next) {
-    const std::int64_t count = smaller(num_tiles, next.num_left() / kDecodes);
-    multiply_tiles<Machine, Mode, kGroups, kDecodes>(cells, panel, decoded, 0, count, next);
-    multiply_tiles<Machine, Mode, kGroups, 0>(cells, panel, decoded, count, num_tiles, next);
+    next_decoding = next;
 }
 
 /// A group's sums: [half][row][weight row].
 using GroupSums = float[2][kTileRows][kPackedHalfRows];
 
-template <class Machine, int kGroups>
-void load_sums(const GroupSums* sums) {
-    Machine::template load_tile<0>(sums[0][0], 64);
-    Machine::template load_tile<1>(sums[0][1], 64);
-    if constexpr (kGroups == 2) {
-        Machine::template load_tile<2>(sums[1][0], 64);
-        Machine::template load_tile<3>(sums[1][1], 64);
-    }
-}
-
-template <class Machine, int kGroups>
-void store_sums(GroupSums* sums) {
-    Machine::template store_tile<0>(sums[0][0], 64);
-    Machine::template store_tile<1>(sums[0][1], 64);
-    if constexpr (kGroups == 2) {
-        Machine::template store_tile<2>(sums[1][0], 64);
-        Machine::template store_tile<3>(sums[1][1], 64);
-    }
-}
-
-template <class Machine>
-void clear_sums() {
-    Machine::template clear_tile<0>();
-    Machine::template clear_tile<1>();
-    Machine::template clear_tile<2>();
-    Machine::template clear_tile<3>();
-}
-
 struct Scratch {
-    alignas(64) std::uint8_t decoded[2][kStepChunks * kDecodedBytes];
+    alignas(64) std::uint8_t decoded[2][kMaxStepChunks * kDecodedBytes];
     alignas(64) GroupSums sums[kMaxGroups];
 };
 
@@ -223,8 +180,7 @@ public:
           panel_(panel),
           rows_(rows),
           num_groups_(num_groups),
-          keeps_sums_(num_groups <= 2),
-          step_(keeps_sums_ ? 1 : kStepChunks),
+          step_(num_groups <= 2 ? 2 : kMaxStepChunks),
           scratch_(scratch) {}
 
     /// use(tile) when the scratch holds its sums.
@@ -236,9 +192,8 @@ public:
             for (std::int64_t chunk = 0; chunk < num_chunks_; chunk += step_, buffer = 1 - buffer) {
                 auto next = ends_tile(chunk) ? decoding(tile + 1, 0, 1 - buffer)
                                              : decoding(tile, chunk + step_, 1 - buffer);
-                std::int64_t group = 0;
-                for (; group + 2 <= num_groups_; group += 2) multiply<2>(group, chunk, buffer, next);
-                if (group < num_groups_) multiply<1>(group, chunk, buffer, next);
+                for (std::int64_t group = 0; group < num_groups_; ++group)
+                    multiply(group, chunk, buffer, next);
                 next.finish();
             }
             use(tile);
@@ -248,34 +203,46 @@ public:
 private:
     bool ends_tile(std::int64_t chunk) const { return chunk + step_ >= num_chunks_; }
 
-    Decoding<Machine> decoding(std::int64_t tile, std::int64_t chunk, int buffer) const {
+    Decoding<Machine, Mode> decoding(std::int64_t tile, std::int64_t chunk, int buffer) const {
         return {weights_ + tile * num_chunks_ + chunk,
                 tile < num_tiles_ ? smaller(step_, num_chunks_ - chunk) : 0, scratch_.decoded[buffer]};
     }
 
-    template <int kGroups>
-    void multiply(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine>& next) {
-        GroupSums* sums = scratch_.sums + group;
+    void multiply(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine, Mode>& next) {
+        const bool keeps_sums = num_groups_ == 1;  // in their tiles, from the first step to the last
+        GroupSums& sums = scratch_.sums[group];
         if (chunk == 0) {
-            clear_sums<Machine>();
-        } else if (!keeps_sums_) {
-            load_sums<Machine, kGroups>(sums);
+            Machine::template clear_tile<0>();
+            Machine::template clear_tile<1>();
+        } else if (!keeps_sums) {
+            Machine::template load_tile<0>(sums[0], 64);
+            Machine::template load_tile<1>(sums[1], 64);
         }
+        multiply_step(group, chunk, buffer, next);
+        if (ends_tile(chunk) || !keeps_sums) {
+            Machine::template store_tile<0>(sums[0], 64);
+            Machine::template store_tile<1>(sums[1], 64);
+        }
+    }
+
+    void multiply_step(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine, Mode>& next) {
         const std::int64_t block = chunk * kPackedChunkBlocks;
-        const std::int64_t count =
+        const std::int64_t num_tiles =
             divide_up(smaller(step_ * kPackedChunkBlocks, num_blocks_ - block), Mode::kBlocksPerTile);
         const std::uint8_t* cells = rows_ + static_cast<std::size_t>(group) * panel_.group_bytes() +
                                     static_cast<std::size_t>(block / 2) * panel_.cell_step();
-        // Decoding is spread over the groups that are left, so that neither unit waits for the other.
-        const std::int64_t share = divide_up(next.num_left(), count * divide_up(num_groups_ - group, 2));
-        const auto multiply_all = [&]<int kDecodes>() {
-            multiply_and_decode<Machine, Mode, kGroups, kDecodes>(cells, panel_, scratch_.decoded[buffer],
-                                                                  count, next);
+        const auto multiply_and_decode = [&]<int kDecodes>() {
+            const std::int64_t count = smaller(num_tiles, next.num_left() / kDecodes);
+            multiply_tiles<Machine, Mode, kDecodes>(cells, panel_.cell_step(), scratch_.decoded[buffer], 0,
+                                                    count, next);
+            multiply_tiles<Machine, Mode, 0>(cells, panel_.cell_step(), scratch_.decoded[buffer], count,
+                                             num_tiles, next);
         };
-        share <= 1   ? multiply_all.template operator()<1>()
-        : share == 2 ? multiply_all.template operator()<2>()
-                     : multiply_all.template operator()<4>();
-        if (ends_tile(chunk) || !keeps_sums_) store_sums<Machine, kGroups>(sums);
+        // Decoding is spread over the groups that are left, so that neither unit waits for the other.
+        const std::int64_t share = divide_up(next.num_left(), num_tiles * (num_groups_ - group));
+        share <= 1   ? multiply_and_decode.template operator()<1>()
+        : share == 2 ? multiply_and_decode.template operator()<2>()
+                     : multiply_and_decode.template operator()<4>();
     }
 
     const PackedChunk* weights_;
@@ -283,8 +250,7 @@ private:
     const Panel& panel_;
     const std::uint8_t* rows_;
     std::int64_t num_groups_;
-    bool keeps_sums_;  // in their tiles, from the first step to the last
-    std::int64_t step_;
+    std::int64_t step_;  // short: decoded weights stay in L1. Long: sums are seldom put aside
     Scratch& scratch_;
 };
 
@@ -293,7 +259,7 @@ template <class Machine, class Mode, class Use>
 void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols,
                    const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
     const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
-    const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting / 2 * 2, kMaxGroups);
+    const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting, kMaxGroups);
     Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
     for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
         const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
