@@ -46,6 +46,15 @@ Nvfp4View matrix(const std::uint8_t* bytes, std::int64_t rows, std::int64_t cols
     return {bytes, bytes + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
 }
 
+/// bf16 of magnitudes in [1, 2): normal numbers, so that nothing is slow because it is subnormal.
+Bytes random_hidden(std::int64_t count, std::mt19937_64& random) {
+    Bytes bytes(static_cast<std::uint8_t*>(std::aligned_alloc(64, static_cast<std::size_t>(count) * 2)));
+    auto* values = reinterpret_cast<std::uint16_t*>(bytes.get());
+    for (std::int64_t i = 0; i < count; ++i)
+        values[i] = static_cast<std::uint16_t>(0x3F80U | (random() & 0x807FU));
+    return bytes;
+}
+
 /// Copies of one expert as a kernel reads it.
 class Experts {
 public:
@@ -85,7 +94,7 @@ public:
         : kernel_(kernel),
           num_rows_(num_rows),
           scale_(static_cast<std::size_t>(num_rows), 0.002F),
-          hidden_(random_bytes(static_cast<std::size_t>(num_rows * kHidden) * 2, random_)),
+          hidden_(random_hidden(num_rows * kHidden, random_)),
           panel_(random_bytes(kernel.panel_bytes(num_rows, kHidden), random_)),
           h_panel_(random_bytes(kernel.panel_bytes(num_rows, kIntermediate), random_)),
           h_rows_(random_bytes(static_cast<std::size_t>(num_rows * kIntermediate) * 2, random_)),

@@ -93,6 +93,18 @@ float block_dot(const Row<float>& x, const Row<float>& w) {
     return sum;
 }
 
+/// The unit of SumOrder::fixed_blocks, NaN where a value is not finite.
+float fixed_point_unit(const float* block) {
+    float largest = 0;
+    for (std::size_t k = 0; k < kBlock; ++k) {
+        if (!std::isfinite(block[k])) return std::numeric_limits<float>::quiet_NaN();
+        largest = std::max(largest, std::fabs(block[k]));
+    }
+    float unit = 0x1p-126F;
+    while (largest > unit * 127 * 65536) unit *= 2;
+    return unit;
+}
+
 /// w4a16: the sum of bf16 activations times exact weights, code * scale, in one of the stated orders.
 float value_dot(const Row<float>& x, const Row<float>& w, SumOrder order) {
     const auto add_product = [&](std::size_t k, float sum) {
@@ -123,6 +135,15 @@ float value_dot(const Row<float>& x, const Row<float>& w, SumOrder order) {
             }
             break;
         }
+        case SumOrder::fixed_blocks:
+            for (std::size_t block = 0; block < size / kBlock; ++block) {
+                const float unit = fixed_point_unit(&x.codes[block * kBlock]);
+                double dot = 0;  // exact
+                for (std::size_t k = block * kBlock; k < (block + 1) * kBlock; ++k)
+                    dot += std::nearbyint(double{x.codes[k]} / double{unit}) * double{w.codes[k]};
+                sum = multiply_add(static_cast<float>(dot), w.scales[block] * unit, sum);
+            }
+            break;
         case SumOrder::two_chains:
             for (std::size_t group = 0; group < size / 2; group += 16) {
                 float firsts = 0;

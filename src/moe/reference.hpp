@@ -18,6 +18,10 @@ struct SumOrder {
                             // one over the second; their sum is added (tdpbf16ps)
         scaled_blocks,      // per 16 values a chain from zero as second_then_first, over codes / 128; times
                             // 128 s_w it is added by one multiply-add
+        fixed_blocks,  // per 16 values x becomes integers: multiples, to nearest even, of the least power
+                       // of two (2^-126 at least) of which the largest is at most 127 * 2^16; NaN where
+                       // one is not finite. Their exact sum times codes is rounded once; times the power
+                       // of two and s_w it is added by one multiply-add
     };
     Kind kind = plain;
     int pair_distance = 1;  // pairs are (k, k + pair_distance), within every 2 * pair_distance values

@@ -397,9 +397,8 @@ TEST(SumOrder, SecondThenFirst) {
     }
 }
 
-/// With scales that are powers of two a block's chain is that of the products.
-TEST(SumOrder, ScaledBlocks) {
-    Case c;
+/// With scales that are powers of two a block's sum over codes is that over weights.
+void make_scales_powers_of_two(const Case& c) {
     std::mt19937 random(9);
     for (const ExpertWeights& expert : c.layer.weights.experts) {
         for (const Projection projection : kProjections) {
@@ -409,6 +408,11 @@ TEST(SumOrder, ScaledBlocks) {
                 scales[i] = static_cast<std::uint8_t>((4 + random() % 6) << 3);
         }
     }
+}
+
+TEST(SumOrder, ScaledBlocks) {
+    const Case c;
+    make_scales_powers_of_two(c);
     const ReferenceProblem problem{
         Precision::w4a16, ActivationScale::layer_max, {}, {SumOrder::scaled_blocks, 4}};
     const auto expected = naive_layer(c, problem, [&](const auto& x, const auto& w) {
@@ -422,6 +426,30 @@ TEST(SumOrder, ScaledBlocks) {
         return sum;
     });
     EXPECT_EQ(c.reference(problem), expected);
+}
+
+TEST(SumOrder, FixedBlocks) {
+    const Case c;
+    make_scales_powers_of_two(c);
+    const ReferenceProblem problem{
+        Precision::w4a16, ActivationScale::layer_max, {}, {SumOrder::fixed_blocks}};
+    const auto expected = naive_layer(c, problem, [&](const auto& x, const auto& w) {
+        float sum = 0;
+        for (std::size_t first = 0; first < x.size(); first += kNvfp4BlockSize) {
+            float largest = 0;
+            for (std::size_t k = first; k < first + kNvfp4BlockSize; ++k)
+                largest = std::max(largest, std::fabs(x[k]));
+            int exponent = -126;
+            while (largest > std::ldexp(127.0F, exponent + 16)) ++exponent;
+            double dot = 0;
+            for (std::size_t k = first; k < first + kNvfp4BlockSize; ++k)
+                dot += std::nearbyint(std::ldexp(double{x[k]}, -exponent)) * double{w[k]};
+            sum += std::ldexp(static_cast<float>(dot), exponent);
+        }
+        return sum;
+    });
+    EXPECT_EQ(c.reference(problem), expected);
+    EXPECT_NE(c.reference({Precision::w4a16, ActivationScale::layer_max, {}, {}}), expected);
 }
 
 TEST(SumOrder, IsOfW4a16Alone) {

@@ -1,380 +1,254 @@
-// AVX2: eight weight rows in the lanes of a register.
-//   w4a4   Weight codes become the unsigned bytes 2 * e2m1 + 12, activation codes the signed bytes 2 * e2m1:
-//          vpmaddubsw multiplies and adds them, a block's sum of 8 products a lane staying below 2^15. What
-//          the bias adds is known when activations are encoded. Then one exact scaling and one fused
-//          multiply-add a block, as the contract has it (EncodedBlock says how).
-//   w4a16  The exact weight e2m1 * e4m3 in fp32 and one fused multiply-add a value, k ascending.
-// For many rows a piece of a tile is decoded once into L1; for few the codes are decoded in registers.
+// AVX2: eight weight rows in the lanes of a register, and integer dot products of blocks in both modes.
+// Weight codes become the unsigned bytes 2 * e2m1 + 12, activations are signed bytes: vpmaddubsw multiplies
+// and adds them, a block's sum of 8 products a lane staying below 2^15. What the bias adds is known when
+// activations are encoded.
+//   w4a4   The bytes are 2 * e2m1: one exact scaling and one fused multiply-add a block, as the contract has
+//          it (QuantizedBlock says how). 11 vector operations for 8 rows x 16 columns.
+//   w4a16  The bytes are digits of fixed-point activations (FixedBlock), each a dot product of its own; then
+//          one conversion and one fused multiply-add a block. 21 operations, 32 where the lowest digit is not
+//          zero; multiply-adds of floats take 16, but decoding to floats takes 3 a column, which one row
+//          shares with nobody.
+// The sums lie in L1, since the codes of 16 weight rows fill the registers: each activation is then loaded
+// once for 16 weight rows, and the 9 or 12 loads of a row are less than the two load ports take while the
+// four vector ports do its 22 or 42 operations. With the sums in registers codes were loaded for every row,
+// and the load ports were the bound.
+// A group of rows that is alone decodes weights in registers; more share a piece of a tile decoded into L1.
 #include "backends/cpu/kernels/avx2_tiles.hpp"
 
 namespace moe4::cpu::avx2 {
 namespace {
 
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
-constexpr std::int64_t kMaxRows = 512;             // rows that share a decoded tile: bounds the scratch
-constexpr std::int64_t kPanelBytes = 384 << 10;    // of them: within the second cache
+constexpr int kPanelGroupRows = 16;
+constexpr std::int64_t kMaxRows = 512;    // rows that share a decoded tile: bounds the scratch
+constexpr std::int64_t kPieceChunks = 4;  // decoded together, within L1
+constexpr std::int64_t kPieceBlocks = kPieceChunks * kPackedChunkBlocks;
+
+inline std::int64_t num_blocks(std::int64_t cols) { return cols / kBlock; }
 
 /// What 8 rows of weights hold of 16 columns: bytes 2 * e2m1 + 12, four columns of a row in each lane.
 struct WeightBlock {
     __m256i codes[4];
-    __m256 scale;  // e4m3 / 4: doubled codes twice
+    __m256 scale;  // 2^-8 e4m3
 };
 
-/// The 8 rows of group `group` of a chunk.
-struct PackedGroup {
-    const PackedHalf* half;
-    int row;
-    PackedGroup(const PackedChunk& chunk, int group)
-        : half(&chunk.half[group * kLanes / kPackedHalfRows]), row(group * kLanes % kPackedHalfRows) {}
+/// 2^-8 of 8 e4m3 values: a byte shifted left by 7 is that as a half. Unlike a multiplication the conversion
+/// is as fast for subnormal numbers.
+__m256 decode_scales(const std::uint8_t* scales) {
+    const __m128i halves = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales)));
+    return _mm256_cvtph_ps(_mm_slli_epi16(halves, 7));
+}
 
-    __m256i codes(std::int64_t i) const {
-        return _mm256_load_si256(reinterpret_cast<const __m256i*>(half->codes[i][row]));
+/// Block `block` of a chunk, weight rows 8 group .. 8 group + 7.
+[[gnu::always_inline]] inline WeightBlock decode_block(const PackedChunk& chunk, std::int64_t block,
+                                                       int group) {
+    const PackedHalf& half = chunk.half[group * kLanes / kPackedHalfRows];
+    const int row = group * kLanes % kPackedHalfRows;
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    WeightBlock out;
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const __m256i codes =
+            _mm256_load_si256(reinterpret_cast<const __m256i*>(half.codes[2 * block + i][row]));
+        out.codes[2 * i] = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, nibble));
+        out.codes[2 * i + 1] =
+            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble));
     }
-    __m256 quarter_scale(std::int64_t block) const {
-        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&half->scale[block][row]));
-        const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 20);  // of the value * 2^-120
-        return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p118F));
+    out.scale = decode_scales(&half.scale[block][row]);
+    return out;
+}
+
+/// Weights that are decoded where they are used; meanwhile those that come next are fetched.
+template <class Tiles>
+struct PackedWeights {
+    const PackedChunk& chunk;
+    [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
+        return decode_block(chunk, block, group);
     }
+    [[gnu::always_inline]] void fetch_ahead(std::int64_t block) const { Tiles::fetch_ahead(chunk, block); }
 };
 
-__m256i low_nibbles(__m256i codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
-__m256i high_nibbles(__m256i codes) { return low_nibbles(_mm256_srli_epi16(codes, 4)); }
-
-/// NVFP4 activations.
-struct W4a4 {
-    static constexpr std::int64_t kRowStep = 6;     // rows whose sums fill the registers
-    static constexpr std::int64_t kFewRows = 4;     // up to which decoding in registers is faster
-    static constexpr std::int64_t kStepChunks = 8;  // decoded together, within L1
-    struct Decoded {
-        WeightBlock blocks[kGroups][kStepChunks * kPackedChunkBlocks];
-    };
-
-    static constexpr std::size_t kBlockBytes = sizeof(EncodedBlock);
-
-    static void store_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
-                             std::size_t out_stride) {
-        encode_blocks(x, input_scale, count, out, out_stride);
-    }
-
-    static void load_row(const std::uint8_t* encoded, std::int64_t cols, std::uint8_t* row) {
-        const std::size_t bytes = static_cast<std::size_t>(cols / kBlock) * kBlockBytes;
-        for (std::size_t i = 0; i < bytes; i += 4) __builtin_memcpy(row + i, encoded + i, 4);
-    }
-
-    [[gnu::always_inline]] static WeightBlock decode_block(const PackedGroup& group, std::int64_t block) {
-        const __m256i table = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-        const __m256i first = group.codes(2 * block);
-        const __m256i second = group.codes(2 * block + 1);
-        return {.codes = {_mm256_shuffle_epi8(table, low_nibbles(first)),
-                          _mm256_shuffle_epi8(table, high_nibbles(first)),
-                          _mm256_shuffle_epi8(table, low_nibbles(second)),
-                          _mm256_shuffle_epi8(table, high_nibbles(second))},
-                .scale = group.quarter_scale(block)};
-    }
-
-    /// A copy that goes through registers: gcc copies the struct through memory in halves, which stalls.
-    [[gnu::always_inline]] static WeightBlock load_block(const WeightBlock& w) {
+/// Weights that lie decoded in L1.
+struct DecodedWeights {
+    const WeightBlock (*blocks)[kGroups];
+    /// Through registers: gcc copies the struct through memory in halves, which stalls.
+    [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
+        const WeightBlock& w = blocks[block][group];
         return {.codes = {_mm256_load_si256(&w.codes[0]), _mm256_load_si256(&w.codes[1]),
                           _mm256_load_si256(&w.codes[2]), _mm256_load_si256(&w.codes[3])},
                 .scale = _mm256_load_ps(reinterpret_cast<const float*>(&w.scale))};
     }
+    static void fetch_ahead(std::int64_t) {}
+};
 
-    static void decode(const PackedChunk& chunk, std::int64_t position, Decoded& decoded) {
-        for (int g = 0; g < kGroups; ++g) {
-            WeightBlock* out = decoded.blocks[g] + position * kPackedChunkBlocks;
-            for (int block = 0; block < kPackedChunkBlocks; ++block)
-                out[block] = decode_block(PackedGroup(chunk, g), block);
-        }
+[[gnu::always_inline]] inline __m256i broadcast(const void* four_bytes) {
+    std::int32_t value;
+    __builtin_memcpy(&value, four_bytes, 4);
+    return _mm256_set1_epi32(value);
+}
+
+/// Two sums of 8 products for each of 16 weight rows.
+struct Dots {
+    __m256i rows[2];
+};
+[[gnu::always_inline]] inline Dots multiply(const WeightBlock (&w)[2], const std::int8_t (&x)[kBlock]) {
+    __m256i four = broadcast(x);
+    Dots dots{{_mm256_maddubs_epi16(w[0].codes[0], four), _mm256_maddubs_epi16(w[1].codes[0], four)}};
+#pragma GCC unroll 3
+    for (int i = 1; i < 4; ++i) {
+        four = broadcast(x + 4 * i);
+        dots.rows[0] = _mm256_add_epi16(dots.rows[0], _mm256_maddubs_epi16(w[0].codes[i], four));
+        dots.rows[1] = _mm256_add_epi16(dots.rows[1], _mm256_maddubs_epi16(w[1].codes[i], four));
     }
+    return dots;
+}
 
-    template <int kRows>
-    [[gnu::noinline]] static void multiply(const Decoded& decoded, std::int64_t num_blocks,
-                                           const std::uint8_t* rows, std::size_t stride,
-                                           float (*sums)[kPackedTileRows]) {
-        for (int half = 0; half < 2; ++half) {
-            const WeightBlock* w = decoded.blocks[2 * half];
-            add_blocks<kRows>(
-                [w](int group, std::int64_t block) {
-                    return load_block(w[group * kStepChunks * kPackedChunkBlocks + block]);
-                },
-                num_blocks, rows, stride, sums, half);
-        }
-    }
+/// NVFP4 activations.
+struct W4a4 {
+    using EncodedBlock = QuantizedBlock;
 
-    template <int kRows>
-    [[gnu::noinline]] static void multiply(const PackedChunk& chunk, std::int64_t num_blocks,
-                                           const std::uint8_t* rows, std::size_t stride,
-                                           float (*sums)[kPackedTileRows]) {
-        for (int half = 0; half < 2; ++half) {
-            const PackedGroup low(chunk, 2 * half);
-            const PackedGroup high(chunk, 2 * half + 1);
-            add_blocks<kRows>(
-                [&](int group, std::int64_t block) { return decode_block(group == 0 ? low : high, block); },
-                num_blocks, rows, stride, sums, half);
+    [[gnu::always_inline]] static void add_block(const WeightBlock (&w)[2], const EncodedBlock& x,
+                                                 __m256 (&sum)[2]) {
+        const Dots dots = multiply(w, x.codes);
+        const __m256i multiplier = broadcast(x.multiplier);
+        const __m256i start = broadcast(&x.start);
+        const __m256 shift = _mm256_set1_ps(x.shift);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            const __m256i bits = _mm256_add_epi32(_mm256_madd_epi16(dots.rows[i], multiplier), start);
+            const __m256 product = _mm256_sub_ps(_mm256_castsi256_ps(bits), shift);
+            sum[i] = _mm256_fmadd_ps(product, w[i].scale, sum[i]);
         }
-    }
-
-private:
-    /// weights(group, block) of the two groups of a half.
-    template <int kRows, class Weights>
-    [[gnu::always_inline]] static void add_blocks(const Weights& weights, std::int64_t num_blocks,
-                                                  const std::uint8_t* rows, std::size_t stride,
-                                                  float (*sums)[kPackedTileRows], int half) {
-        __m256 low[kRows];
-        __m256 high[kRows];
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            low[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows);
-            high[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows + kLanes);
-        }
-        for (std::int64_t block = 0; block < num_blocks; ++block) {
-            const WeightBlock w_low = weights(0, block);
-            const WeightBlock w_high = weights(1, block);
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                const auto& x = reinterpret_cast<const EncodedBlock*>(rows + r * stride)[block];
-                low[r] = _mm256_fmadd_ps(scaled_dot(w_low, x), w_low.scale, low[r]);
-                high[r] = _mm256_fmadd_ps(scaled_dot(w_high, x), w_high.scale, high[r]);
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            _mm256_store_ps(sums[r] + half * kPackedHalfRows, low[r]);
-            _mm256_store_ps(sums[r] + half * kPackedHalfRows + kLanes, high[r]);
-        }
-    }
-
-    [[gnu::always_inline]] static __m256 scaled_dot(const WeightBlock& w, const EncodedBlock& x) {
-        const auto broadcast = [](const void* four_bytes) {
-            std::int32_t value;
-            __builtin_memcpy(&value, four_bytes, 4);
-            return _mm256_set1_epi32(value);
-        };
-        const auto part = [&](int i) { return _mm256_maddubs_epi16(w.codes[i], broadcast(x.codes + 4 * i)); };
-        const __m256i sums =
-            _mm256_add_epi16(_mm256_add_epi16(part(0), part(1)), _mm256_add_epi16(part(2), part(3)));
-        const __m256i bits =
-            _mm256_add_epi32(_mm256_madd_epi16(sums, broadcast(x.multiplier)), broadcast(&x.start));
-        return _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(x.shift));
     }
 };
 
-/// bf16 activations, as floats in a panel.
+/// bf16 activations.
 struct W4a16 {
-    static constexpr std::int64_t kRowStep = 6;
-    static constexpr std::int64_t kFewRows = 2;
-    static constexpr std::int64_t kStepChunks = 2;
-    struct Decoded {
-        float values[2][kStepChunks * kPackedChunkCols][kPackedHalfRows];
-    };
+    using EncodedBlock = FixedBlock;
 
-    static constexpr std::size_t kBlockBytes = kBlock * sizeof(float);
-
-    static void store_blocks(const Block16 (&x)[kLanes], Floats /*input_scale*/, int count, std::uint8_t* out,
-                             std::size_t out_stride) {
-        for (int i = 0; i < count; ++i) store_block(x[i], out + static_cast<std::size_t>(i) * out_stride);
-    }
-
-    static void load_row(const std::uint8_t* bf16, std::int64_t cols, std::uint8_t* row) {
-        const auto* values = reinterpret_cast<const std::uint16_t*>(bf16);
-        for (std::int64_t block = 0; block < cols / kBlock; ++block)
-            store_block(load_bf16_block(values + block * kBlock), row + block * kBlockBytes);
-    }
-
-    static void store_block(Block16 x, std::uint8_t* out) {
-        _mm256_storeu_ps(reinterpret_cast<float*>(out), x.low.value);
-        _mm256_storeu_ps(reinterpret_cast<float*>(out) + kLanes, x.high.value);
-    }
-
-    /// Columns 8 i .. 8 i + 7 of 8 rows, a row a lane.
-    struct Columns {
-        __m256i even, odd;  // bytes 4 * e2m1
-        __m256 scale;       // 2^-26 * e4m3
-
-        [[gnu::always_inline]] Columns(const PackedGroup& group, std::int64_t i)
-            : scale(_mm256_mul_ps(group.quarter_scale(i / 2), _mm256_set1_ps(0x1p-24F))) {
-            const __m256i table = _mm256_broadcastsi128_si256(
-                _mm_setr_epi8(0, 2, 4, 6, 8, 12, 16, 24, 0, -2, -4, -6, -8, -12, -16, -24));
-            even = _mm256_shuffle_epi8(table, low_nibbles(group.codes(i)));
-            odd = _mm256_shuffle_epi8(table, high_nibbles(group.codes(i)));
-        }
-
-        /// The exact weights of column 8 i + k. As the upper byte of an integer a code has its sign.
-        [[gnu::always_inline]] __m256 column(int k) const {
-            constexpr int kZeros = 0x808080;  // of the three bytes below
-            const int byte = k / 2;
-            const __m256i to_upper_byte = _mm256_broadcastsi128_si256(
-                _mm_setr_epi32(byte << 24 | kZeros, (byte + 4) << 24 | kZeros, (byte + 8) << 24 | kZeros,
-                               (byte + 12) << 24 | kZeros));
-            const __m256i upper_byte = _mm256_shuffle_epi8(k % 2 == 0 ? even : odd, to_upper_byte);
-            return _mm256_mul_ps(_mm256_cvtepi32_ps(upper_byte), scale);
-        }
-    };
-
-    static void decode(const PackedChunk& chunk, std::int64_t position, Decoded& decoded) {
-        for (int g = 0; g < kGroups; ++g) {
-            const PackedGroup group(chunk, g);
-            for (int i = 0; i < kPackedChunkCols / 8; ++i) {
-                const Columns columns(group, i);
-                float(*out)[kPackedHalfRows] =
-                    decoded.values[g / 2] + position * kPackedChunkCols + std::int64_t{i} * 8;
-#pragma GCC unroll 8
-                for (int k = 0; k < 8; ++k) _mm256_store_ps(out[k] + g % 2 * kLanes, columns.column(k));
-            }
-        }
-    }
-
-    template <int kRows>
-    [[gnu::noinline]] static void multiply(const Decoded& decoded, std::int64_t num_blocks,
-                                           const std::uint8_t* rows, std::size_t stride,
-                                           float (*sums)[kPackedTileRows]) {
-        for (int half = 0; half < 2; ++half) {
-            __m256 low[kRows];
-            __m256 high[kRows];
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                low[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows);
-                high[r] = _mm256_load_ps(sums[r] + half * kPackedHalfRows + kLanes);
-            }
-            for (std::int64_t k = 0; k < num_blocks * kBlock; ++k) {
-                const __m256 w_low = _mm256_load_ps(decoded.values[half][k]);
-                const __m256 w_high = _mm256_load_ps(decoded.values[half][k] + kLanes);
-#pragma GCC unroll 8
-                for (int r = 0; r < kRows; ++r) {
-                    const __m256 x = _mm256_set1_ps(reinterpret_cast<const float*>(rows + r * stride)[k]);
-                    low[r] = _mm256_fmadd_ps(x, w_low, low[r]);
-                    high[r] = _mm256_fmadd_ps(x, w_high, high[r]);
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                _mm256_store_ps(sums[r] + half * kPackedHalfRows, low[r]);
-                _mm256_store_ps(sums[r] + half * kPackedHalfRows + kLanes, high[r]);
-            }
-        }
-    }
-
-    /// All 32 rows side by side, because one chain of dependent additions a row would leave the units idle.
-    template <int kRows>
-    [[gnu::noinline]] static void multiply(const PackedChunk& chunk, std::int64_t num_blocks,
-                                           const std::uint8_t* rows, std::size_t stride,
-                                           float (*sums)[kPackedTileRows]) {
-        __m256 sum[kGroups][kRows];
-        for (int g = 0; g < kGroups; ++g) {
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) sum[g][r] = _mm256_load_ps(sums[r] + g * kLanes);
-        }
-        for (std::int64_t i = 0; i < 2 * num_blocks; ++i) {
-            const Columns columns[kGroups] = {{PackedGroup(chunk, 0), i},
-                                              {PackedGroup(chunk, 1), i},
-                                              {PackedGroup(chunk, 2), i},
-                                              {PackedGroup(chunk, 3), i}};
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; ++k) {
-                __m256 x[kRows];
+    [[gnu::always_inline]] static void add_block(const WeightBlock (&w)[2], const EncodedBlock& x,
+                                                 __m256 (&sum)[2]) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        const __m256i start = broadcast(&x.start);
+        const Dots middle = multiply(w, x.digits[0]);
+        const Dots high = multiply(w, x.digits[1]);
+        __m256 value[2];
 #pragma GCC unroll 2
-                for (int r = 0; r < kRows; ++r)
-                    x[r] = _mm256_set1_ps(reinterpret_cast<const float*>(rows + r * stride)[8 * i + k]);
-#pragma GCC unroll 4
-                for (int g = 0; g < kGroups; ++g) {
-                    const __m256 w = columns[g].column(k);
+        for (int i = 0; i < 2; ++i) {
+            const __m256i digits = _mm256_add_epi32(_mm256_madd_epi16(middle.rows[i], ones),
+                                                    _mm256_madd_epi16(high.rows[i], _mm256_set1_epi16(256)));
+            value[i] = _mm256_castsi256_ps(_mm256_add_epi32(start, digits));
+        }
+        if (x.has_low != 0) [[unlikely]] {
+            const __m256i low_start = broadcast(&x.low_start);
+            const Dots low = multiply(w, x.low);
 #pragma GCC unroll 2
-                    for (int r = 0; r < kRows; ++r) sum[g][r] = _mm256_fmadd_ps(x[r], w, sum[g][r]);
-                }
+            for (int i = 0; i < 2; ++i) {
+                const __m256i digit = _mm256_add_epi32(_mm256_madd_epi16(low.rows[i], ones), low_start);
+                const __m256i all =
+                    _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(value[i]), 8), digit);
+                value[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(1.0F / 256));
             }
+        } else {
+            for (__m256& v : value) v = _mm256_cvtepi32_ps(_mm256_castps_si256(v));
         }
-        for (int g = 0; g < kGroups; ++g) {
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) _mm256_store_ps(sums[r] + g * kLanes, sum[g][r]);
-        }
+        const __m256 scale = _mm256_set1_ps(x.scale);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+            sum[i] = _mm256_fmadd_ps(value[i], _mm256_mul_ps(scale, w[i].scale), sum[i]);
     }
 };
 
-/// Rows of a panel, a cache line more than they need: a stride of a power of two would put the lines that are
-/// read together into one set of the cache.
-template <class Mode>
-std::size_t row_stride(std::int64_t cols) {
-    return static_cast<std::size_t>(cols / kBlock) * Mode::kBlockBytes + 64;
+/// Panel: groups of rows (the last one of fewer), within a group block by block, within a block row by row.
+struct Group {
+    std::int64_t first_row;
+    std::int64_t num_rows;
+};
+inline Group group_of(std::int64_t row, std::int64_t num_rows) {
+    const std::int64_t first = row / kPanelGroupRows * kPanelGroupRows;
+    return {first, smaller(kPanelGroupRows, num_rows - first)};
 }
 
-/// Rows that share a decoded tile: they are read once a tile, so they should stay in the second cache.
-template <class Mode>
-std::int64_t rows_at_once(std::int64_t cols) {
-    const auto fitting = kPanelBytes / static_cast<std::int64_t>(row_stride<Mode>(cols));
-    return fitting < 4 * Mode::kRowStep ? 4 * Mode::kRowStep : smaller(fitting, kMaxRows);
+/// Where block b of a row lies in a panel.
+inline std::int64_t block_index(const Group& group, std::int64_t cols, std::int64_t b, std::int64_t row) {
+    return group.first_row * num_blocks(cols) + b * group.num_rows + (row - group.first_row);
 }
 
-/// call.operator()<count>() for a count of 1 to 6.
-template <class Call>
-void with_count(std::int64_t count, const Call& call) {
-    switch (count) {
-        case 1:
-            return call.template operator()<1>();
-        case 2:
-            return call.template operator()<2>();
-        case 3:
-            return call.template operator()<3>();
-        case 4:
-            return call.template operator()<4>();
-        case 5:
-            return call.template operator()<5>();
-        default:
-            return call.template operator()<6>();
+/// sums[r] += row r of a group times the 32 rows of a tile, block by block.
+template <class Mode, class Weights>
+[[gnu::noinline]] void accumulate(const Weights& weights, std::int64_t count,
+                                  const typename Mode::EncodedBlock* x, std::int64_t num_rows,
+                                  float (*sums)[kPackedTileRows]) {
+    for (std::int64_t block = 0; block < count; ++block, x += num_rows) {
+        weights.fetch_ahead(block);
+        for (int half = 0; half < 2; ++half) {
+            const WeightBlock w[2] = {weights.load(block, 2 * half), weights.load(block, 2 * half + 1)};
+            for (std::int64_t r = 0; r < num_rows; ++r) {
+                float* to = sums[r] + half * kPackedHalfRows;
+                __m256 sum[2] = {_mm256_load_ps(to), _mm256_load_ps(to + kLanes)};
+                Mode::add_block(w, x[r], sum);
+                _mm256_store_ps(to, sum[0]);
+                _mm256_store_ps(to + kLanes, sum[1]);
+            }
+        }
     }
 }
 
-template <class Mode>
 struct Scratch {
-    typename Mode::Decoded decoded;
+    WeightBlock decoded[kPieceBlocks][kGroups];
     alignas(64) PackedChunk chunk;
     float sums[kMaxRows][kPackedTileRows];
 };
 
-template <class Mode>
 std::size_t scratch_bytes(std::int64_t max_rows, std::int64_t, std::int64_t) {
-    return sizeof(Scratch<Mode>) - sizeof(Scratch<Mode>::sums) +
-           static_cast<std::size_t>(smaller(max_rows, kMaxRows)) * sizeof(Scratch<Mode>::sums[0]);
+    return sizeof(Scratch) - sizeof(Scratch::sums) +
+           static_cast<std::size_t>(smaller(max_rows, kMaxRows)) * sizeof(Scratch::sums[0]);
 }
 
-/// sums[r] = panel[r] . (the 32 rows of the tile)
-template <class Mode, class Tiles>
-void multiply_tile(const Tiles& tiles, std::int64_t tile, std::int64_t cols, const std::uint8_t* panel,
-                   std::int64_t num_rows, Scratch<Mode>& scratch) {
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-        for (int lane = 0; lane < kPackedTileRows; lane += kLanes)
-            _mm256_store_ps(scratch.sums[r] + lane, _mm256_setzero_ps());
+/// Rows [first, last) of a panel.
+template <class Mode>
+struct Rows {
+    const typename Mode::EncodedBlock* panel;
+    std::int64_t cols;
+    std::int64_t num_rows;  // of the panel
+    std::int64_t first, last;
+
+    std::int64_t count() const { return last - first; }
+    const typename Mode::EncodedBlock* blocks(const Group& group, std::int64_t b) const {
+        return panel + block_index(group, cols, b, group.first_row);
     }
-    const std::size_t stride = row_stride<Mode>(cols);
-    const std::int64_t num_blocks = cols / kBlock;
-    if (num_rows <= Mode::kFewRows) {
-        with_count(num_rows, [&]<int kCount>() {
-            constexpr int kRows = kCount <= Mode::kFewRows ? kCount : 1;
-            for (std::int64_t block = 0; block < num_blocks; block += kPackedChunkBlocks) {
-                const PackedChunk& chunk = tiles.chunk(tile, block / kPackedChunkBlocks, scratch.chunk);
-                Mode::template multiply<kRows>(chunk, smaller(kPackedChunkBlocks, num_blocks - block),
-                                               panel + static_cast<std::size_t>(block) * Mode::kBlockBytes,
-                                               stride, scratch.sums);
-            }
-        });
+};
+
+/// scratch.sums[r] = row first + r of the panel times the 32 rows of the tile
+template <class Mode, class Tiles>
+void multiply_tile(const Tiles& tiles, std::int64_t tile, const Rows<Mode>& rows, Scratch& scratch) {
+    __builtin_memset(scratch.sums, 0, static_cast<std::size_t>(rows.count()) * sizeof(scratch.sums[0]));
+    const std::int64_t blocks = num_blocks(rows.cols);
+    if (rows.count() <= kPanelGroupRows) {
+        const Group group = group_of(rows.first, rows.num_rows);
+        for (std::int64_t b = 0; b < blocks; b += kPackedChunkBlocks) {
+            const PackedWeights<Tiles> weights{tiles.chunk(tile, b / kPackedChunkBlocks, scratch.chunk)};
+            accumulate<Mode>(weights, smaller(kPackedChunkBlocks, blocks - b), rows.blocks(group, b),
+                             group.num_rows, scratch.sums);
+        }
         return;
     }
-    const std::int64_t num_steps = (num_rows + Mode::kRowStep - 1) / Mode::kRowStep;
-    constexpr std::int64_t kStepBlocks = Mode::kStepChunks * kPackedChunkBlocks;
-    for (std::int64_t block = 0; block < num_blocks; block += kStepBlocks) {
-        const std::int64_t count = smaller(kStepBlocks, num_blocks - block);
-        for (std::int64_t i = 0; i * kPackedChunkBlocks < count; ++i) {
-            Mode::decode(tiles.chunk(tile, block / kPackedChunkBlocks + i, scratch.chunk), i,
-                         scratch.decoded);
+    for (std::int64_t first = 0; first < blocks; first += kPieceBlocks) {
+        const std::int64_t count = smaller(kPieceBlocks, blocks - first);
+        for (std::int64_t b = 0; b < count; b += kPackedChunkBlocks) {
+            const PackedWeights<Tiles> weights{
+                tiles.chunk(tile, (first + b) / kPackedChunkBlocks, scratch.chunk)};
+            for (std::int64_t i = 0; i < kPackedChunkBlocks; ++i) {
+                weights.fetch_ahead(i);
+                for (int g = 0; g < kGroups; ++g) scratch.decoded[b + i][g] = weights.load(i, g);
+            }
         }
-        for (std::int64_t step = 0; step < num_steps; ++step) {
-            const std::int64_t first = step * num_rows / num_steps;
-            const std::int64_t last = (step + 1) * num_rows / num_steps;
-            const std::uint8_t* rows = panel + static_cast<std::size_t>(first) * stride +
-                                       static_cast<std::size_t>(block) * Mode::kBlockBytes;
-            with_count(last - first, [&]<int kCount>() {
-                Mode::template multiply<kCount>(scratch.decoded, count, rows, stride, scratch.sums + first);
-            });
+        for (std::int64_t r = rows.first; r < rows.last; r += kPanelGroupRows) {
+            const Group group = group_of(r, rows.num_rows);
+            accumulate<Mode>(DecodedWeights{scratch.decoded}, count, rows.blocks(group, first),
+                             group.num_rows, scratch.sums + (r - rows.first));
         }
     }
 }
@@ -406,27 +280,24 @@ void store_h(const GateUpTask& task, std::int64_t r, int count, std::int64_t i,
         }
     }
     if (task.h_rows != nullptr) return;
-    const std::size_t stride = row_stride<Mode>(size);
-    Mode::store_blocks(h, {_mm256_load_ps(input_scale)}, count,
-                       task.h_panel + static_cast<std::size_t>(r) * stride +
-                           static_cast<std::size_t>(i / kBlock) * Mode::kBlockBytes,
-                       stride);
+    auto* panel = reinterpret_cast<typename Mode::EncodedBlock*>(task.h_panel);
+    encode_blocks(h, {_mm256_load_ps(input_scale)}, count,
+                  panel + block_index(group_of(r, task.num_rows), size, num_blocks(i), r));
 }
 
 template <class Mode, class Tiles>
 void gate_up(const GateUpTask& task) {
-    auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
+    auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     const Tiles tiles(task);
-    const std::int64_t step = rows_at_once<Mode>(task.hidden_size);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
-        const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
-        const std::uint8_t* panel =
-            task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.hidden_size);
+    const auto* panel = reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel);
+    for (std::int64_t first = 0; first < task.num_rows; first += kMaxRows) {
+        const Rows<Mode> rows{panel, task.hidden_size, task.num_rows, first,
+                              smaller(first + kMaxRows, task.num_rows)};
         for (std::int64_t i = task.first; i < task.last; i += kPackedHalfRows) {
-            multiply_tile<Mode>(tiles, i / kPackedHalfRows, task.hidden_size, panel, num_rows, scratch);
-            for (std::int64_t r = 0; r < num_rows; r += kLanes) {
-                const int count = static_cast<int>(smaller(kLanes, num_rows - r));
-                store_h<Mode>(task, first_row + r, count, i, scratch.sums + r);
+            multiply_tile<Mode>(tiles, i / kPackedHalfRows, rows, scratch);
+            for (std::int64_t r = 0; r < rows.count(); r += kLanes) {
+                const int count = static_cast<int>(smaller(kLanes, rows.count() - r));
+                store_h<Mode>(task, first + r, count, i, scratch.sums + r);
             }
         }
     }
@@ -434,18 +305,17 @@ void gate_up(const GateUpTask& task) {
 
 template <class Mode, class Tiles>
 void down(const DownTask& task) {
-    auto& scratch = *reinterpret_cast<Scratch<Mode>*>(task.scratch);
+    auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     const Tiles tiles(task);
-    const std::int64_t step = rows_at_once<Mode>(task.intermediate_size);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += step) {
-        const std::int64_t num_rows = smaller(step, task.num_rows - first_row);
-        const std::uint8_t* panel =
-            task.panel + static_cast<std::size_t>(first_row) * row_stride<Mode>(task.intermediate_size);
+    const auto* panel = reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel);
+    for (std::int64_t first = 0; first < task.num_rows; first += kMaxRows) {
+        const Rows<Mode> rows{panel, task.intermediate_size, task.num_rows, first,
+                              smaller(first + kMaxRows, task.num_rows)};
         for (std::int64_t c = task.first; c < task.last; c += kPackedTileRows) {
-            multiply_tile<Mode>(tiles, c / kPackedTileRows, task.intermediate_size, panel, num_rows, scratch);
-            for (std::int64_t r = 0; r < num_rows; ++r) {
-                const __m256 scale = _mm256_set1_ps(task.scale[first_row + r]);
-                float* y = task.y + (first_row + r) * task.y_stride + (c - task.first);
+            multiply_tile<Mode>(tiles, c / kPackedTileRows, rows, scratch);
+            for (std::int64_t r = 0; r < rows.count(); ++r) {
+                const __m256 scale = _mm256_set1_ps(task.scale[first + r]);
+                float* y = task.y + (first + r) * task.y_stride + (c - task.first);
                 for (int lane = 0; lane < kPackedTileRows; lane += kLanes) {
                     _mm256_store_ps(y + lane, _mm256_mul_ps(scale, _mm256_load_ps(scratch.sums[r] + lane)));
                 }
@@ -454,39 +324,46 @@ void down(const DownTask& task) {
     }
 }
 
+template <class Mode>
 void encode_rows(const EncodeTask& task) {
-    const std::int64_t num_blocks = task.cols / kBlock;
+    const std::int64_t blocks = num_blocks(task.cols);
     for (std::int64_t r = task.first; r < task.last; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         const std::uint16_t* values = task.values + source * task.cols;
-        std::uint8_t* row = task.rows + static_cast<std::size_t>(r) * row_stride<W4a4>(task.cols);
-        for (std::int64_t block = 0; block < num_blocks; block += kLanes) {
-            const int count = static_cast<int>(smaller(kLanes, num_blocks - block));
+        auto* row = reinterpret_cast<typename Mode::EncodedBlock*>(task.rows) + r * blocks;
+        for (std::int64_t block = 0; block < blocks; block += kLanes) {
+            const int count = static_cast<int>(smaller(kLanes, blocks - block));
             Block16 x[kLanes] = {};
             for (int i = 0; i < count; ++i) x[i] = load_bf16_block(values + (block + i) * kBlock);
-            encode_blocks(x, Floats::set(task.input_scale[r]), count,
-                          row + static_cast<std::size_t>(block) * sizeof(EncodedBlock), sizeof(EncodedBlock));
+            encode_blocks(x, Floats::set(task.input_scale[r]), count, row + block);
         }
     }
 }
 
-template <class Mode, std::size_t (*source_bytes)(std::int64_t)>
+template <class Mode>
 void gather_rows(const GatherTask& task) {
+    const std::int64_t blocks = num_blocks(task.cols);
     for (std::int64_t r = task.first; r < task.last; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
-        Mode::load_row(task.rows + static_cast<std::size_t>(source) * source_bytes(task.cols), task.cols,
-                       task.panel + static_cast<std::size_t>(r) * row_stride<Mode>(task.cols));
+        const auto* row = reinterpret_cast<const typename Mode::EncodedBlock*>(task.rows) + source * blocks;
+        const Group group = group_of(r, task.num_rows);
+        auto* out =
+            reinterpret_cast<typename Mode::EncodedBlock*>(task.panel) + block_index(group, task.cols, 0, r);
+        for (std::int64_t b = 0; b < blocks; ++b) out[b * group.num_rows] = row[b];
     }
 }
 
 template <class Mode>
-std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
-    return static_cast<std::size_t>(num_rows) * row_stride<Mode>(cols);
+std::size_t row_bytes(std::int64_t cols) {
+    return static_cast<std::size_t>(num_blocks(cols)) * sizeof(typename Mode::EncodedBlock);
 }
 
-std::size_t bf16_row_bytes(std::int64_t cols) { return static_cast<std::size_t>(cols) * 2; }
+template <class Mode>
+std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
+    return static_cast<std::size_t>(num_rows) * row_bytes<Mode>(cols);
+}
 
-template <class Mode, class Tiles, std::size_t (*encoded_bytes)(std::int64_t)>
+template <class Mode, class Tiles>
 constexpr Kernel make_kernel(const char* name, Precision precision, const PackedLayout* layout) {
     const bool is_w4a4 = precision == Precision::w4a4;
     return {.name = name,
@@ -495,35 +372,32 @@ constexpr Kernel make_kernel(const char* name, Precision precision, const Packed
             .layout = layout,
             .min_rows = 1,
             .encodes_h = true,
-            .encoded_bytes = encoded_bytes,
-            .encode_rows = is_w4a4 ? encode_rows : nullptr,
-            .rows_per_group = 1,
+            .encoded_bytes = row_bytes<Mode>,
+            .encode_rows = encode_rows<Mode>,
+            .rows_per_group = kPanelGroupRows,
             .panel_bytes = panel_bytes<Mode>,
-            .gather_rows = gather_rows<Mode, encoded_bytes>,
+            .gather_rows = gather_rows<Mode>,
             .gate_up_tile = kPackedHalfRows,
             .down_tile = kPackedTileRows,
-            .scratch_bytes = scratch_bytes<Mode>,
+            .scratch_bytes = scratch_bytes,
             .gate_up = gate_up<Mode, Tiles>,
             .down = down<Mode, Tiles>,
             .combine = combine,
-            .order = {},
-            // Of each 11 vector operations, 4 are vpmaddubsw; 6 share its two pipes on AMD, and on Intel all
-            // 11 share three ports.
-            .peak = is_w4a4 ? "vpmaddubsw" : "avx2_fma",
-            .peak_share_amd = is_w4a4 ? 4.0 / 6.0 : 1.0,
-            .peak_share_intel = is_w4a4 ? 2.0 / (11.0 / 3.0) : 1.0};
+            .order = is_w4a4 ? moe::SumOrder{} : moe::SumOrder{moe::SumOrder::fixed_blocks, 1},
+            // Of the operations 4 and 8 are vpmaddubsw. AMD has four ports, but two for 6 of w4a4's 11
+            // operations; Intel has three for all.
+            .peak = "vpmaddubsw",
+            .peak_share_amd = is_w4a4 ? 2.0 / 3.0 : 2.0 / (21.0 / 4),
+            .peak_share_intel = is_w4a4 ? 2.0 / (11.0 / 3.0) : 2.0 / (21.0 / 3)};
 }
 
 }  // namespace
 
 extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
-const Kernel kW4a16 =
-    make_kernel<W4a16, PackedTiles, bf16_row_bytes>("avx2_w4a16", Precision::w4a16, &kAvx2PackedLayout);
+const Kernel kW4a16 = make_kernel<W4a16, PackedTiles>("avx2_w4a16", Precision::w4a16, &kAvx2PackedLayout);
 const Kernel kW4a16InPlace =
-    make_kernel<W4a16, InPlaceTiles, bf16_row_bytes>("avx2_w4a16_in_place", Precision::w4a16, nullptr);
-const Kernel kW4a4 =
-    make_kernel<W4a4, PackedTiles, row_stride<W4a4>>("avx2_w4a4", Precision::w4a4, &kAvx2PackedLayout);
-const Kernel kW4a4InPlace =
-    make_kernel<W4a4, InPlaceTiles, row_stride<W4a4>>("avx2_w4a4_in_place", Precision::w4a4, nullptr);
+    make_kernel<W4a16, InPlaceTiles>("avx2_w4a16_in_place", Precision::w4a16, nullptr);
+const Kernel kW4a4 = make_kernel<W4a4, PackedTiles>("avx2_w4a4", Precision::w4a4, &kAvx2PackedLayout);
+const Kernel kW4a4InPlace = make_kernel<W4a4, InPlaceTiles>("avx2_w4a4_in_place", Precision::w4a4, nullptr);
 
 }  // namespace moe4::cpu::avx2

@@ -22,11 +22,16 @@ struct PackedTiles {
         : PackedTiles(task.expert->packed_down, task.intermediate_size) {}
 
     const PackedChunk& chunk(std::int64_t tile, std::int64_t i, PackedChunk& /*scratch*/) const {
-        constexpr std::size_t kAhead = 3072;
-        const PackedChunk& found = chunks[tile * num_chunks + i];
-        for (std::size_t line = 0; line < sizeof(PackedChunk); line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(&found) + kAhead + line, _MM_HINT_T0);
-        return found;
+        return chunks[tile * num_chunks + i];
+    }
+
+    /// A block's worth of bytes, in the order of their addresses. Into L2: what comes next should not
+    /// displace from L1 what is in use.
+    [[gnu::always_inline]] static void fetch_ahead(const PackedChunk& chunk, std::int64_t block) {
+        constexpr std::int64_t kAhead = 4 * sizeof(PackedChunk);
+        constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
+        const char* first = reinterpret_cast<const char*>(&chunk) + kAhead + block * kBlockBytes;
+        for (std::int64_t byte = 0; byte < kBlockBytes; byte += 64) _mm_prefetch(first + byte, _MM_HINT_T1);
     }
 };
 
@@ -79,6 +84,9 @@ struct InPlaceTiles {
         }
         return scratch;
     }
+
+    /// A chunk that lies in L1.
+    static void fetch_ahead(const PackedChunk&, std::int64_t) {}
 
     /// As many bytes of the next tile as chunk i of this one has, but in the order of their addresses.
     /// Inline: gcc takes a function that only prefetches for one without effects and drops its calls.

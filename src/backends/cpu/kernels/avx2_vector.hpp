@@ -69,16 +69,31 @@ inline Block16 load_bf16_block(const std::uint16_t* x) { return {load_bf16(x), l
 
 inline Floats round_to_bf16(Floats x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16))}; }
 
+/// What brings 2^-8 s_w and doubled codes to the value of a weight.
+constexpr float kScaleFactor = 128.0F;
+
 /// A block of NVFP4 activations, whose scale is multiplier * unit with a power of two as its unit. With d the
 /// dot product of the biased weights, start + multiplier * d are the bits of the float
 ///     shift + multiplier * (exact dot product) * unit        shift = 1.5 * 2^23 * unit
 /// so that one subtraction both converts and scales, exactly. Of a NaN the shift is NaN.
-struct EncodedBlock {
+struct QuantizedBlock {
     std::int8_t codes[kBlock];  // doubled; of each 8 columns the even ones, then the odd ones, as nibbles lie
     std::int16_t multiplier[2];  // both alike
     std::int32_t start;
     float shift;
 };
+
+/// A block of bf16 activations as integers of 24 bits: 256 x = scale / kScaleFactor * integer. The balanced
+/// digits to base 256 are signed bytes in the order of QuantizedBlock. The lowest are zero unless one value
+/// is below a 128th of the largest: has_low. Of a NaN and of an infinity the scale is NaN.
+struct FixedBlock {
+    std::int8_t digits[2][kBlock];  // middle and highest
+    std::int8_t low[kBlock];
+    std::int32_t start, low_start;  // what the bias adds, negative
+    float scale;
+    std::int32_t has_low;
+};
+static_assert(sizeof(FixedBlock) == 64);
 
 /// Rounds non-negative numbers of at most 448 to e4m3, ties to even.
 inline __m256 round_to_e4m3(__m256 x) {
@@ -129,10 +144,23 @@ inline __m256 largest_magnitudes(const Block16 (&x)[kLanes]) {
                                                 _mm256_permute2x128_si256(four[0], four[1], 0x31)));
 }
 
-/// format::quantize_activation_block of eight blocks, operation by operation; the first `count` are written,
-/// `out_stride` bytes apart.
-inline void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, std::uint8_t* out,
-                          std::size_t out_stride) {
+/// 16 small integers in the order of the codes of packed weights.
+inline __m128i code_bytes(__m256i low, __m256i high) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
+    const __m128i in_order =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return _mm_shuffle_epi8(in_order, evens_first);
+}
+
+inline std::int32_t sum_of_lanes(__m256i x) {
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+}
+
+/// format::quantize_activation_block of eight blocks, operation by operation; the first `count` are written.
+inline void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int count, QuantizedBlock* out) {
     const __m256 largest = largest_magnitudes(x);
     const __m256 is_number = _mm256_cmp_ps(largest, largest, _CMP_ORD_Q);
     const __m256 ratio = _mm256_div_ps(_mm256_div_ps(largest, _mm256_set1_ps(6.0F)), input_scale.value);
@@ -142,7 +170,8 @@ inline void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int co
     const __m256 exponent = _mm256_and_ps(scale, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
     const __m256 unit =
         _mm256_mul_ps(_mm256_max_ps(exponent, _mm256_set1_ps(0x1p-6F)), _mm256_set1_ps(0x1p-3F));
-    const __m256 shift = _mm256_mul_ps(unit, _mm256_set1_ps(0x1.8p23F));
+    // Both operands' codes are doubled.
+    const __m256 shift = _mm256_mul_ps(unit, _mm256_set1_ps(0x1.8p23F * kScaleFactor / 2));
 
     alignas(32) float steps[kLanes];
     alignas(32) float is_coded[kLanes];  // a mask
@@ -162,19 +191,59 @@ inline void encode_blocks(const Block16 (&x)[kLanes], Floats input_scale, int co
         const __m256i mask = _mm256_castps_si256(_mm256_broadcast_ss(&is_coded[i]));
         const __m256i low = _mm256_and_si256(doubled_e2m1(x[i].low / divisor), mask);
         const __m256i high = _mm256_and_si256(doubled_e2m1(x[i].high / divisor), mask);
-        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
-        const __m128i in_order =
-            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        const __m128i codes = _mm_shuffle_epi8(in_order, evens_first);
-        const __m128i sums = _mm_sad_epu8(_mm_add_epi8(codes, _mm_set1_epi8(kBias)), _mm_setzero_si128());
-        const int sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - kBias * kBlock;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out[i].codes), code_bytes(low, high));
+        out[i].multiplier[0] = out[i].multiplier[1] = static_cast<std::int16_t>(multipliers[i]);
+        out[i].start = shift_bits[i] - kBias * multipliers[i] * sum_of_lanes(_mm256_add_epi32(low, high));
+        out[i].shift = shifts[i];
+    }
+}
 
-        auto& block = *reinterpret_cast<EncodedBlock*>(out + static_cast<std::size_t>(i) * out_stride);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(block.codes), codes);
-        block.multiplier[0] = block.multiplier[1] = static_cast<std::int16_t>(multipliers[i]);
-        block.start = shift_bits[i] - kBias * multipliers[i] * sum;
-        block.shift = shifts[i];
+/// The integers of moe::SumOrder::fixed_blocks of eight blocks; the first `count` are written.
+inline void encode_blocks(const Block16 (&x)[kLanes], Floats /*input_scale*/, int count, FixedBlock* out) {
+    const __m256 largest = largest_magnitudes(x);
+    const __m256 infinity = _mm256_set1_ps(__builtin_inff());
+    const __m256 is_finite = _mm256_cmp_ps(largest, infinity, _CMP_LT_OQ);
+    // 127 * 2^16 units hold every 8 bits but ones alone, which one more in the last place makes a power of
+    // two.
+    const __m256i next_bf16 = _mm256_add_epi32(
+        _mm256_castps_si256(_mm256_mul_ps(largest, _mm256_set1_ps(0x1p-22F))), _mm256_set1_epi32(0x10000));
+    const __m256 unit =
+        _mm256_max_ps(_mm256_and_ps(_mm256_castsi256_ps(next_bf16), infinity), _mm256_set1_ps(0x1p-126F));
+    alignas(32) float inverses[kLanes];
+    alignas(32) float is_coded[kLanes];  // a mask
+    alignas(32) float scales[kLanes];
+    _mm256_store_ps(inverses, _mm256_div_ps(_mm256_set1_ps(1.0F), unit));
+    _mm256_store_ps(is_coded, is_finite);
+    _mm256_store_ps(scales,
+                    _mm256_blendv_ps(_mm256_set1_ps(__builtin_nanf("")),
+                                     _mm256_mul_ps(unit, _mm256_set1_ps(256.0F * kScaleFactor)), is_finite));
+
+    const auto last_digit = [](__m256i integers) {
+        return _mm256_srai_epi32(_mm256_slli_epi32(integers, 24), 24);
+    };
+    const auto rest = [](__m256i integers) {
+        return _mm256_srai_epi32(_mm256_add_epi32(integers, _mm256_set1_epi32(128)), 8);
+    };
+    for (int i = 0; i < count; ++i) {
+        const Floats inverse = Floats::set(inverses[i]);
+        const __m256i mask = _mm256_castps_si256(_mm256_broadcast_ss(&is_coded[i]));
+        const __m256i first = _mm256_and_si256(_mm256_cvtps_epi32((x[i].low * inverse).value), mask);
+        const __m256i second = _mm256_and_si256(_mm256_cvtps_epi32((x[i].high * inverse).value), mask);
+        const __m128i low = code_bytes(last_digit(first), last_digit(second));
+        const __m256i first_rest = rest(first);
+        const __m256i second_rest = rest(second);
+        const auto store = [](__m128i bytes, std::int8_t(&to)[kBlock]) {
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+        };
+        store(low, out[i].low);
+        store(code_bytes(last_digit(first_rest), last_digit(second_rest)), out[i].digits[0]);
+        store(code_bytes(rest(first_rest), rest(second_rest)), out[i].digits[1]);
+        const int sum_of_rest = sum_of_lanes(_mm256_add_epi32(first_rest, second_rest));
+        const int sum = sum_of_lanes(_mm256_add_epi32(first, second));
+        out[i].start = -kBias * sum_of_rest;
+        out[i].low_start = -kBias * (sum - 256 * sum_of_rest);
+        out[i].scale = scales[i];
+        out[i].has_low = _mm_testz_si128(low, low) == 0;
     }
 }
 
