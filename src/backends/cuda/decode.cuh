@@ -59,7 +59,7 @@ struct F16Format {
         std::uint32_t both;
         const auto two = static_cast<std::uint16_t>(block < 2 ? four_scales : four_scales >> 16);
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(two));
-        return __byte_perm(both, both, block % 2 == 0 ? 0x1010 : 0x3232);
+        return block % 2 == 0 ? twice_low(both) : twice_high(both);
     }
     __device__ static DecodedWord decode(std::uint32_t codes, std::uint32_t scale) {
         constexpr std::uint32_t kKept = 0x8E008E00U;
@@ -74,6 +74,21 @@ struct F16Format {
     }
 
 private:
+    // Halves, not bytes: then it is an operand's modifier in the multiplication.
+    __device__ static std::uint32_t twice_low(std::uint32_t pair) {
+        std::uint32_t both;
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"
+            : "=r"(both)
+            : "r"(pair));
+        return both;
+    }
+    __device__ static std::uint32_t twice_high(std::uint32_t pair) {
+        std::uint32_t both;
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }"
+            : "=r"(both)
+            : "r"(pair));
+        return both;
+    }
     __device__ static std::uint32_t merge_signs(std::uint32_t signs, std::uint32_t rest) {
         std::uint32_t merged;  // (signs & 0x80808080) | (rest & ~0x80808080)
         asm("lop3.b32 %0, %1, %2, 0x80808080, 0xE4;" : "=r"(merged) : "r"(signs), "r"(rest));

@@ -10,11 +10,11 @@ namespace moe4::cuda {
 
 namespace {
 
-constexpr int kSharedBytes = 227 * 1024;   // of a multiprocessor, for all its blocks
+constexpr int kSharedBytes = 228 * 1024;   // of a multiprocessor
 constexpr int kSharedBytesOfBlock = 1024;  // taken by the system
 
 int shared_bytes_for(const sm90::MmaShape& shape) {
-    return kSharedBytes / shape.blocks_per_sm - (shape.blocks_per_sm > 1 ? kSharedBytesOfBlock : 0);
+    return kSharedBytes / shape.blocks_per_sm - kSharedBytesOfBlock;
 }
 
 /// The mma shape whose weight boxes the wgmma kernels read as well.

@@ -17,9 +17,11 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t step) { return (x +
 /// Elements of a permuted row; those behind the last k are zeros.
 constexpr std::int64_t permuted_size(std::int64_t k) { return round_up(k, kChunk); }
 
-constexpr int permuted_position(int k) {
-    const int n = k % 8;
-    return k / kChunk * kChunk + k / 8 % 8 * 32 + (n / 2 % 2) * 16 + n % 2 * 8 + k / 64 % 4 * 2 + n / 4;
+constexpr int permuted_position(int index) {
+    const auto k = static_cast<unsigned>(index);  // shifts and masks, not divisions of a signed number
+    const unsigned n = k % 8;
+    return static_cast<int>(k / kChunk * kChunk + k / 8 % 8 * 32 + n / 2 % 2 * 16 + n % 2 * 8 +
+                            k / 64 % 4 * 2 + n / 4);
 }
 
 }  // namespace moe4::cuda

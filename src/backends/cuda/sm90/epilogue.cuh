@@ -108,25 +108,28 @@ __device__ inline void quantize_h(float (&h)[2][2], float global_scale, float re
     }
 }
 
-/// Stores indices first..first+7 (one a quad) of two tokens. Quads g and g + 4 hold values that lie next to
-/// each other in a permuted row: they swap one, and each stores a pair.
+/// Stores eight indices (one a quad) of two tokens, `place` being where index lane.g % 4 of them lies. Quads
+/// g and g + 4 hold values that lie next to each other in a permuted row: they swap one, and each stores a
+/// pair.
 template <bool kF16>
-__device__ void store_h(const GroupedGemm& gemm, const Segment& segment, int first, int token, float (&h)[2],
-                        const Lane& lane) {
+__device__ void store_h(const GroupedGemm& gemm, const Segment& segment, int place, int token,
+                        const float (&h)[2], const Lane& lane, bool is_inside) {
     const bool is_low = lane.g < 4;
     const float other = __shfl_xor_sync(0xFFFFFFFFU, is_low ? h[1] : h[0], 16);
     const int mine = token + (is_low ? 0 : 1);
     const std::uint32_t pair = is_low ? pack_pair<kF16>(h[0], other) : pack_pair<kF16>(other, h[1]);
-    if (mine >= segment.num_rows || first >= gemm.out_size) return;
+    if (mine >= segment.num_rows || !is_inside) return;
     auto* row = static_cast<std::uint16_t*>(gemm.out) + (segment.first_row + mine) * gemm.out_stride;
-    *reinterpret_cast<std::uint32_t*>(row + permuted_position(first + lane.g % 4)) = pair;
+    *reinterpret_cast<std::uint32_t*>(row + place) = pair;
 }
 
+/// `first` is a multiple of 16.
 template <class Tile, int kTiles>
 __device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const Segment& segment, int first,
                                               const ExpertFactors<true>& factors,
                                               const float (&sums)[2][kTiles][4], const Lane& lane) {
     constexpr float kUndo = Tile::Format::kUndo;
+    const int place = permuted_position(first) + permuted_position(lane.g % 4);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
         if (n * 8 >= segment.num_rows) break;
@@ -147,11 +150,12 @@ __device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const Seg
         const bool quantizes = Tile::Format::kF16 && gemm.out_scale != nullptr;
         if (quantizes) quantize_h(h, factors.out_scale, factors.out_reciprocal);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < 2; ++m) {  // eight indices further is the next word: 32 places
+            const bool is_inside = first + m * 8 < gemm.out_size;
             if (quantizes)
-                store_h<true>(gemm, segment, first + m * 8, token, h[m], lane);
+                store_h<true>(gemm, segment, place + m * 32, token, h[m], lane, is_inside);
             else
-                store_h<false>(gemm, segment, first + m * 8, token, h[m], lane);
+                store_h<false>(gemm, segment, place + m * 32, token, h[m], lane, is_inside);
         }
     }
 }
@@ -160,6 +164,8 @@ template <class Tile, int kTiles>
 __device__ __forceinline__ void store_down(const GroupedGemm& gemm, const Segment& segment, int first,
                                            const ExpertFactors<false>& factors,
                                            const float (&sums)[2][kTiles][4], const Lane& lane) {
+    constexpr float kUndo = Tile::Format::kUndo;
+    const int i = first + lane.g;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
         if (n * 8 >= segment.num_rows) break;
@@ -169,13 +175,13 @@ __device__ __forceinline__ void store_down(const GroupedGemm& gemm, const Segmen
             if (token >= segment.num_rows) continue;
             const int row = segment.first_row + token;
             const float factor = factors.of_row(gemm, 0, segment.expert, row);
-            float* out = static_cast<float*>(gemm.out) + row * gemm.out_stride;
+            float* out = static_cast<float*>(gemm.out) + row * gemm.out_stride + i;
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int i = first + half * Tile::kHalfRows + m * 8 + lane.g;
-                    if (i < gemm.out_size) out[i] = sums[m][n][2 * half + j] * Tile::Format::kUndo * factor;
+                    const int offset = half * Tile::kHalfRows + m * 8;
+                    if (i + offset < gemm.out_size) out[offset] = sums[m][n][2 * half + j] * kUndo * factor;
                 }
             }
         }

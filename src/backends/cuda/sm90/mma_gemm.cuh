@@ -64,14 +64,21 @@ struct MmaBlock {
 template <class Tile>
 class ItemList {
 public:
-    __device__ explicit ItemList(const MmaTask& task)
-        : task_(task), gate_up_tiles_(tiles_of(task.gate_up, true)), down_tiles_(tiles_of(task.down, false)) {
-        const int num_segments = __ldcg(task.gate_up.num_segments);
-        num_gate_up_ = task.runs_gate_up ? num_segments * gate_up_tiles_ : 0;
-        num_items_ = num_gate_up_ + (task.runs_down ? num_segments * down_tiles_ : 0);
+    /// By a warp.
+    __device__ ItemList(const MmaBlock& block, int lane)
+        : task_(block.task),
+          first_segments_(block.shared.first_segments),
+          gate_up_tiles_(tiles_of(task_.gate_up, true)),
+          down_tiles_(tiles_of(task_.down, false)) {
+        const Segment segment = load_segment(task_.gate_up.segments + lane);
+        const int num_segments = __ldcg(task_.gate_up.num_segments);
+        num_gate_up_ = task_.runs_gate_up ? num_segments * gate_up_tiles_ : 0;
+        num_items_ = num_gate_up_ + (task_.runs_down ? num_segments * down_tiles_ : 0);
+        first_segments_[lane] = segment;
+        __syncwarp();
     }
 
-    __device__ int claim() const { return atomicAdd(task_.next_item, 1); }
+    __device__ static int claim(const MmaTask& task) { return atomicAdd(task.next_item, 1); }
 
     __device__ MmaItem item(int index) const {
         if (index >= num_items_) return {{}, 0, 0, Half::none};
@@ -79,8 +86,9 @@ public:
         const int i = is_gate_up ? index : index - num_gate_up_;
         const int num_tiles = is_gate_up ? gate_up_tiles_ : down_tiles_;
         const int segment = i / num_tiles;
-        return {load_segment(task_.gate_up.segments + segment), segment, i % num_tiles,
-                is_gate_up ? Half::gate_up : Half::down};
+        return {segment < kFirstSegments ? first_segments_[segment]
+                                         : load_segment(task_.gate_up.segments + segment),
+                segment, i % num_tiles, is_gate_up ? Half::gate_up : Half::down};
     }
 
     __device__ static int tiles_of(const GroupedGemm& gemm, bool is_gate_up) {
@@ -89,17 +97,21 @@ public:
 
 private:
     const MmaTask& task_;
+    Segment* first_segments_;
     int gate_up_tiles_, down_tiles_;
     int num_gate_up_, num_items_;
 };
 
-/// One thread.
+/// A warp, of which one lane does the work.
 template <class Tile>
-__device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, const WeightMaps& down) {
-    const ItemList<Tile> list(block.task);
+__device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, const WeightMaps& down,
+                             int lane) {
+    int next = lane == 0 ? ItemList<Tile>::claim(block.task) : 0;  // under way while the list loads
+    const ItemList<Tile> list(block, lane);
+    if (lane != 0) return;
     RingPosition at;
     RingPosition slot;
-    MmaItem item = list.item(list.claim());
+    MmaItem item = list.item(next);
     while (true) {
         ptx::mbarrier_wait(ptx::shared_address(&block.shared.free[slot.stage]), slot.parity ^ 1);
         block.shared.items[slot.stage] = item;
@@ -110,10 +122,13 @@ __device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, c
         const WeightMaps& maps = is_gate_up ? gate_up : down;
         const int first_row = item.tile * Tile::tile_rows(is_gate_up);
         const int num_chunks = block.gemm(item.half).num_chunks;
-        int next = 0;
+        // An item's last stage, or the one before: with few items a block does not wait for its second claim,
+        // with many a late one shares them out better.
+        const int last = (num_chunks - 1) / Tile::kSplit * Tile::kSplit;
+        const int claims_at = Tile::kSplit > 2 ? max(0, last - Tile::kSplit) : last;
         for (int first = 0; first < num_chunks; first += Tile::kSplit) {
             const int chunks = min(Tile::kSplit, num_chunks - first);
-            if (first + Tile::kSplit >= num_chunks) next = list.claim();
+            if (first == claims_at) next = ItemList<Tile>::claim(block.task);
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
             const std::uint32_t full = block.full(at);
             ptx::mbarrier_arrive_expect(full, chunks * (Tile::kCodeBytes + Tile::kScaleBytes));
@@ -158,8 +173,8 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
         const std::uint16_t* row = nullptr;
         if (lane < item.segment.num_rows) {
             const int grouped = item.segment.first_row + lane;
-            row = gemm.rows +
-                  (gemm.row_source == nullptr ? grouped : gemm.row_source[grouped]) * gemm.row_stride;
+            row = gemm.rows + (gemm.row_source == nullptr ? grouped : __ldcg(gemm.row_source + grouped)) *
+                                  gemm.row_stride;
         }
         if (item.half == Half::down && block.task.runs_gate_up) {
             await_tiles(block.task.finished_tiles + item.segment_index,
@@ -318,19 +333,15 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Mma
         store_down<Tile, kTiles>(gemm, item.segment, first, factors, sums, lane);
 }
 
-template <class Tile, bool kGateUp>
+/// With as many tiles of tokens as the item's rows fill.
+template <class Tile, bool kGateUp, int kTiles = 1>
 __device__ void multiply_any(const MmaBlock& block, RingPosition& at, const MmaItem& item, int warp,
                              const Lane& lane) {
-    constexpr int kMost = Tile::kTokenTiles;
-    const int tiles = (item.segment.num_rows + 7) / 8;
-    if (kMost == 1 || tiles == 1)
-        multiply_item<Tile, kGateUp, 1>(block, at, item, warp, lane);
-    else if (kMost == 2 || tiles == 2)
-        multiply_item<Tile, kGateUp, std::min(2, kMost)>(block, at, item, warp, lane);
-    else if (tiles == 3)
-        multiply_item<Tile, kGateUp, std::min(3, kMost)>(block, at, item, warp, lane);
-    else
-        multiply_item<Tile, kGateUp, std::min(4, kMost)>(block, at, item, warp, lane);
+    if constexpr (kTiles < Tile::kTokenTiles) {
+        if (item.segment.num_rows > kTiles * 8)
+            return multiply_any<Tile, kGateUp, kTiles + 1>(block, at, item, warp, lane);
+    }
+    multiply_item<Tile, kGateUp, kTiles>(block, at, item, warp, lane);
 }
 
 template <class Tile>
@@ -384,7 +395,7 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_pe
         ptx::lower_register_limit<MmaShape::kProducerRegisters>();
         const int role = warp - Tile::kConsumers;
         if (role == 0) load_tokens<Tile>(block, lane.index);
-        if (role == 1 && lane.index == 0) load_weights<Tile>(block, gate_up, down);
+        if (role == 1) load_weights<Tile>(block, gate_up, down, lane.index);
         if (role == 2 && lane.index == 0) publish_tiles(block);
     }
 }

@@ -9,7 +9,8 @@
 namespace moe4::cuda::sm90 {
 
 inline constexpr int kMaxStages = 16;
-inline constexpr int kMaxItems = 4;  // of a block, between the claim of one and its end
+inline constexpr int kMaxItems = 4;        // of a block, between the claim of one and its end
+inline constexpr int kFirstSegments = 32;  // a lane each; the workspace is always larger
 
 struct MmaShape {
     int row_warps;    // groups of 32 weight rows
@@ -56,6 +57,7 @@ struct MmaShared {
     std::uint64_t full[kMaxStages], empty[kMaxStages];                  // barriers of stages
     std::uint64_t posted[kMaxItems], done[kMaxItems], free[kMaxItems];  // and of items
     MmaItem items[kMaxItems];
+    Segment first_segments[kFirstSegments];
 };
 
 /// A launch: both GEMMs of a layer, or one of them.
