@@ -11,6 +11,7 @@
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
+#include "backends/cuda/smxx/few_slots.cuh"
 
 namespace moe4::cuda {
 
@@ -29,11 +30,6 @@ struct SumPlaces {
         return {a.rows + b.rows, a.segments + b.segments};
     }
 };
-
-/// Rows of a segment, so that an expert's segments are about equal: fewer padded columns in all.
-__device__ std::int32_t segment_size(std::int32_t rows, std::int32_t segments, std::int32_t largest) {
-    return min(static_cast<std::int32_t>(round_up((rows + segments - 1) / segments, 8)), largest);
-}
 
 class Grouper {
 public:
@@ -162,7 +158,10 @@ private:
 
 __device__ void group_slots(const GroupTask& task) {
     __shared__ std::int32_t counters[kCounters];
-    Grouper(task, counters).run();
+    if (task.num_slots <= kThreads && (task.num_slots + 31) / 32 * task.num_held <= kCounters)
+        FewSlotsGrouper(task, counters).run();
+    else
+        Grouper(task, counters).run();
 }
 
 /// Sixteen values of a row, k = 256 chunk + 64 quad + 16 block onwards.
