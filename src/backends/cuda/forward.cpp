@@ -1,6 +1,7 @@
 #include "backends/cuda/forward.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
@@ -13,9 +14,17 @@ namespace {
 constexpr int kSharedBytes = 228 * 1024;   // of a multiprocessor
 constexpr int kSharedBytesOfBlock = 1024;  // taken by the system
 
-int shared_bytes_for(const sm90::MmaShape& shape) {
+constexpr int shared_bytes_for(const sm90::MmaShape& shape) {
     return kSharedBytes / shape.blocks_per_sm - kSharedBytesOfBlock;
 }
+static_assert(std::all_of(std::begin(sm90::kMmaShapes), std::end(sm90::kMmaShapes),
+                          [](const sm90::MmaShape& shape) {
+                              const int fixed_bytes =
+                                  shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
+                              return fixed_bytes + 2 * shape.stage_bytes(8 * shape.token_tiles) <=
+                                     shared_bytes_for(shape);
+                          }),
+              "one stage loads while another is multiplied");
 
 /// The mma shape whose weight boxes the wgmma kernels read as well.
 constexpr int kWgmmaMaps = 2;
