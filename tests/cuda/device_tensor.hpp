@@ -34,7 +34,11 @@ public:
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-    void poison() { check_cuda(cudaMemset(data_, 0xFF, bytes_)); }
+    /// Over when it returns: the stream of a graph does not wait for cudaMemset's.
+    void poison() {
+        check_cuda(cudaMemset(data_, 0xFF, bytes_));
+        check_cuda(cudaDeviceSynchronize());
+    }
     template <class T>
     void upload(const std::vector<T>& values) {
         check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));

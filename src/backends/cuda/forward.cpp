@@ -8,7 +8,6 @@
 #include "backends/cuda/workspace_layout.hpp"
 
 namespace moe4::cuda {
-
 namespace {
 
 constexpr int kSharedBytes = 228 * 1024;   // of a multiprocessor
@@ -25,10 +24,6 @@ static_assert(std::all_of(std::begin(sm90::kMmaShapes), std::end(sm90::kMmaShape
                                      shared_bytes_for(shape);
                           }),
               "one stage loads while another is multiplied");
-
-/// The mma shape whose weight boxes the wgmma kernels read as well.
-constexpr int kWgmmaMaps = 2;
-static_assert(sm90::kMmaShapes[kWgmmaMaps].half_rows() == sm90::kWgmmaHalfRows);
 
 std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
     const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
@@ -54,16 +49,12 @@ public:
     void run() const {
         if (scales_belong_to_rows()) scale_x();
         arrange();
-        if (choice_.uses_wgmma) {
-            multiply_wgmma(gate_up(), Half::gate_up);
-            if (scales_belong_to_rows()) requantize_h();
-            multiply_wgmma(down(), Half::down);
-        } else if (scales_belong_to_rows()) {
-            multiply_mma(true, false);
+        if (scales_belong_to_rows()) {
+            multiply(true, false);
             requantize_h();
-            multiply_mma(false, true);
+            multiply(false, true);
         } else {
-            multiply_mma(true, true);
+            multiply(true, true);
         }
         combine({.y = workspace<float>(at_.y),
                  .slot_row = workspace<std::int32_t>(at_.slot_row),
@@ -77,7 +68,7 @@ public:
     }
 
 private:
-    enum class Half { gate_up, down };
+    using Half = sm90::Half;
 
     template <class T>
     T* workspace(std::size_t offset) const {
@@ -97,19 +88,22 @@ private:
     }
 
     int largest_segment() const {
-        const int tile = choice_.uses_wgmma ? sm90::kWgmmaTileTokens : 8 * mma_shape().token_tiles;
+        const int tile = choice_.uses_wgmma ? wgmma_shape().tile_tokens : 8 * mma_shape().token_tiles;
         return static_cast<int>(std::min<std::int64_t>(tile, in_.num_tokens));
+    }
+    std::int64_t most_segments() const {
+        return std::min(num_slots_, layer_.num_held() + num_slots_ / largest_segment());
     }
     const sm90::MmaShape& mma_shape() const { return sm90::kMmaShapes[choice_.mma_shape]; }
 
+    const sm90::WgmmaShape& wgmma_shape() const { return sm90::kWgmmaShapes[choice_.wgmma_shape]; }
+
     Grouping grouping() const {
-        const bool depends_on_expert = codes_depend_on_expert(layer_.problem);
-        const bool reads_row_token = !groups_x() || depends_on_expert || scales_belong_to_rows();
+        const bool reads_row_token = !groups_x() || scales_belong_to_rows();
         return {.num_segments = num_segments(),
                 .num_rows = num_rows(),
                 .segments = workspace<Segment>(at_.segments),
                 .row_token = reads_row_token ? workspace<std::int32_t>(at_.row_token) : nullptr,
-                .row_expert = depends_on_expert ? workspace<std::int32_t>(at_.row_expert) : nullptr,
                 .slot_row = workspace<std::int32_t>(at_.slot_row)};
     }
 
@@ -134,36 +128,22 @@ private:
                                    .num_held = layer_.num_held(),
                                    .largest_segment = largest_segment(),
                                    .cleared = workspace<std::int32_t>(at_.progress),
-                                   .num_cleared = choice_.uses_wgmma ? 0 : 2 + num_slots_,
+                                   .num_cleared = 2 + most_segments(),
                                    .out = grouping()};
-        EncodeTask encode_task{
-            .source = in_.hidden,
+        const EncodeTask encode_task{
+            .hidden = in_.hidden,
             .rows = workspace<std::uint16_t>(at_.x),
             .cols = hidden_size_,
-            .num_rows = in_.num_tokens,
-            .device_num_rows = nullptr,
-            .source_row = nullptr,
-            .slot_row = nullptr,
-            .slots_per_row = 0,
+            .num_tokens = in_.num_tokens,
             .quantizes = is_w4a4(),
-            .row_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
+            .token_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
             .expert_scale = layer_.scales.input_scale,
-            .row_expert = nullptr,
-            .padded_rows = workspace<std::uint16_t>(at_.h),
+            .scales_by_expert = codes_depend_on_expert(layer_.problem),
+            .padded_rows = choice_.uses_wgmma ? nullptr : workspace<std::uint16_t>(at_.h),
             .padded_cols = intermediate_size_,
             .num_padded_rows = num_slots_};
-        if (!groups_x()) return group_and_encode(group_task, encode_task, stream_);
-        if (codes_depend_on_expert(layer_.problem)) {
-            encode_task.num_rows = num_slots_;
-            encode_task.device_num_rows = num_rows();
-            encode_task.source_row = workspace<std::int32_t>(at_.row_token);
-            encode_task.row_expert = workspace<std::int32_t>(at_.row_expert);
-        } else {  // a token is read once and written to each of its rows
-            encode_task.slot_row = workspace<std::int32_t>(at_.slot_row);
-            encode_task.slots_per_row = layer_.top_k;
-        }
-        group(group_task, stream_);
-        encode(encode_task, stream_);
+        groups_x() ? group_and_scatter(group_task, encode_task, layer_.num_sms, stream_)
+                   : group_and_encode(group_task, encode_task, stream_);
     }
 
     GroupedGemm gate_up() const {
@@ -220,11 +200,8 @@ private:
                    stream_);
     }
 
-    /// Blocks that fit on the device, or fewer where there cannot be as many items.
-    dim3 grid(const GroupedGemm& gemm, int tile_rows, int blocks_per_sm) const {
-        const std::int64_t most_items = num_slots_ * ((gemm.out_size + tile_rows - 1) / tile_rows);
-        return dim3(
-            static_cast<unsigned>(std::min(most_items, std::int64_t{layer_.num_sms} * blocks_per_sm)));
+    void multiply(bool runs_gate_up, bool runs_down) const {
+        choice_.uses_wgmma ? multiply_wgmma(runs_gate_up, runs_down) : multiply_mma(runs_gate_up, runs_down);
     }
 
     void multiply_mma(bool runs_gate_up, bool runs_down) const {
@@ -251,18 +228,28 @@ private:
                              .token_rows = token_rows});
     }
 
-    void multiply_wgmma(const GroupedGemm& gemm, Half half) const {
-        const bool is_gate_up = half == Half::gate_up;
-        const WeightMaps& maps = (is_gate_up ? layer_.gate_up_maps : layer_.down_maps)[kWgmmaMaps];
-        const auto kernel = is_gate_up ? (is_w4a4() ? sm90::wgmma_f16_gate_up() : sm90::wgmma_bf16_gate_up())
-                                       : (is_w4a4() ? sm90::wgmma_f16_down() : sm90::wgmma_bf16_down());
-        const auto tokens = [&](std::uint32_t box_rows) {
-            return row_tensor_map(gemm.rows, static_cast<std::uint64_t>(gemm.row_stride),
-                                  static_cast<std::uint64_t>(num_slots_), 64, box_rows);
+    void multiply_wgmma(bool runs_gate_up, bool runs_down) const {
+        const sm90::WgmmaShape& shape = wgmma_shape();
+        const sm90::WgmmaKernels kernels = is_w4a4() ? sm90::wgmma_f16() : sm90::wgmma_bf16();
+        const auto token_maps = [&](const GroupedGemm& gemm) {
+            const auto map = [&](std::uint32_t box_rows) {
+                return row_tensor_map(gemm.rows, static_cast<std::uint64_t>(gemm.row_stride),
+                                      static_cast<std::uint64_t>(num_slots_), 64, box_rows);
+            };
+            return sm90::TokenMaps{map(64), map(sm90::kWgmmaTokenBox)};
         };
-        launch(kernel, grid(gemm, sm90::kWgmmaHalfRows * (is_gate_up ? 1 : 2), 1), sm90::kWgmmaThreads,
-               sm90::kWgmmaSharedBytes, stream_, maps.codes, maps.scales, tokens(64),
-               tokens(sm90::kWgmmaTokenBox), gemm);
+        auto* const progress = workspace<std::int32_t>(at_.progress);
+        launch(kernels.of_shape[choice_.wgmma_shape], dim3(static_cast<unsigned>(layer_.num_sms)),
+               shape.threads(), static_cast<std::size_t>(shape.shared_bytes()), stream_,
+               sm90::WgmmaMaps{layer_.wgmma_gate_up_maps[choice_.wgmma_shape],
+                               layer_.wgmma_down_maps[choice_.wgmma_shape], token_maps(gate_up()),
+                               token_maps(down())},
+               sm90::WgmmaTask{.gate_up = gate_up(),
+                               .down = down(),
+                               .runs_gate_up = runs_gate_up,
+                               .runs_down = runs_down,
+                               .next_item = progress + (runs_gate_up ? 0 : 1),
+                               .finished_tiles = progress + 2});
     }
 
     const PreparedLayer& layer_;
@@ -283,10 +270,18 @@ int choose_shape(std::int64_t rows, std::int64_t experts_hit) {
     return rows <= 32 ? split_k : one_tile;
 }
 
+/// The sums of few tokens leave registers for four warpgroups.
+int choose_wgmma(std::int64_t mean_rows) {
+    enum { four_groups, two_groups };
+    return mean_rows > 80 ? two_groups : four_groups;
+}
+
 }  // namespace
 
 GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
-    if (rows_per_expert(layer.problem, num_tokens) >= layer.wgmma_min_rows) return {.uses_wgmma = true};
+    const std::int64_t mean_rows = rows_per_expert(layer.problem, num_tokens);
+    if (mean_rows >= layer.wgmma_min_rows)
+        return {.uses_wgmma = true, .wgmma_shape = choose_wgmma(mean_rows)};
     const std::int64_t rows = num_tokens * layer.top_k;
     return {.mma_shape = choose_shape(rows, std::min<std::int64_t>(rows, layer.num_held()))};
 }
@@ -310,11 +305,13 @@ void load_kernels() {
                   "reserving shared memory");
         }
     }
-    for (const sm90::WgmmaKernel kernel : {sm90::wgmma_bf16_gate_up(), sm90::wgmma_bf16_down(),
-                                           sm90::wgmma_f16_gate_up(), sm90::wgmma_f16_down()}) {
-        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, sm90::kWgmmaSharedBytes),
-              "reserving shared memory");
+    for (const sm90::WgmmaKernels& kernels : {sm90::wgmma_bf16(), sm90::wgmma_f16()}) {
+        for (int i = 0; i < sm90::kNumWgmmaShapes; ++i) {
+            check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernels.of_shape[i]),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       sm90::kWgmmaShapes[i].shared_bytes()),
+                  "reserving shared memory");
+        }
     }
 }
 

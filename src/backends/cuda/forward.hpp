@@ -18,7 +18,8 @@ struct ForwardInput {
 /// Which kernels the two GEMMs run with.
 struct GemmChoice {
     bool uses_wgmma = false;
-    int mma_shape = 0;  // else: index into sm90::kMmaShapes
+    int mma_shape = 0;    // index into sm90::kMmaShapes
+    int wgmma_shape = 0;  // index into sm90::kWgmmaShapes
 };
 GemmChoice choose_gemms(const PreparedLayer&, std::int64_t num_tokens);
 

@@ -30,8 +30,8 @@ struct GroupedGemm {
     Activation activation;
 };
 
-/// A matrix stack on the device with the tensor maps that a tile shape needs. gate_up: [experts, 2, rows,
-/// bytes]; down: [experts, 1, rows, bytes].
+/// A matrix stack on the device with the tensor maps that a tile shape needs. mma: [experts, 2 or 1, rows,
+/// bytes]; wgmma: see prepared_layer.cpp.
 struct WeightMaps {
     CUtensorMap codes;
     CUtensorMap scales;

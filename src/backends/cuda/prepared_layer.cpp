@@ -56,33 +56,90 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, Uploa
     });
 }
 
-/// [experts, halves, rows, bytes a row] with a box of a chunk of K.
-WeightMaps weight_maps(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t code_pitch,
-                       std::int64_t scale_pitch, std::int64_t cols, std::int64_t rows, int halves,
-                       int experts, std::uint32_t box_rows) {
-    const auto map = [&](const std::uint8_t* data, std::int64_t pitch, std::int64_t used,
-                         std::uint32_t box_bytes, Swizzle swizzle) {
-        const auto u = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
-        const std::array sizes{u(used), u(rows), u(halves), u(experts)};
-        const std::array strides{u(pitch), u(pitch * rows), u(pitch * rows * halves)};
-        const std::array<std::uint32_t, 4> box{box_bytes, box_rows, static_cast<std::uint32_t>(halves), 1};
-        return byte_tensor_map(data, sizes, strides, box, swizzle);
-    };
-    return {.codes = map(codes, code_pitch, cols / 2, kChunk / 2, Swizzle::bytes_128),
-            .scales = map(scales, scale_pitch, cols / 16, kChunk / 16, Swizzle::none)};
-}
+std::uint64_t u(std::int64_t x) { return static_cast<std::uint64_t>(x); }
+
+/// Rows of codes or of scales, for boxes of a chunk of K.
+struct RowBytes {
+    const std::uint8_t* data;
+    std::int64_t pitch, used;
+    std::uint32_t box;
+    Swizzle swizzle;
+};
+
+/// A stack of matrices [experts, halves, rows].
+struct MatrixStack {
+    RowBytes codes, scales;
+    std::int64_t rows;
+    int halves, experts;
+
+    MatrixStack(const std::uint8_t* codes_, const std::uint8_t* scales_, std::int64_t code_pitch,
+                std::int64_t scale_pitch, std::int64_t cols, std::int64_t rows_, int halves_, int experts_)
+        : codes{codes_, code_pitch, cols / 2, kChunk / 2, Swizzle::bytes_128},
+          scales{scales_, scale_pitch, cols / 16, kChunk / 16, Swizzle::none},
+          rows(rows_),
+          halves(halves_),
+          experts(experts_) {}
+
+    template <class Map>
+    WeightMaps maps(const Map& map) const {
+        return {.codes = map(codes), .scales = map(scales)};
+    }
+
+    /// [experts, halves, rows, bytes]
+    WeightMaps in_order(std::uint32_t box_rows) const {
+        return maps([&](const RowBytes& row) {
+            const std::array sizes{u(row.used), u(rows), u(halves), u(experts)};
+            const std::array strides{u(row.pitch), u(row.pitch * rows), u(row.pitch * rows * halves)};
+            const std::array<std::uint32_t, 4> box{row.box, box_rows, u32(halves), 1};
+            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+        });
+    }
+
+    /// [experts, halves, rows / 64, 64, bytes]: a box has some rows of each of four groups. The last group
+    /// may reach into what follows; nobody looks at the sums of those rows.
+    WeightMaps by_64(std::uint32_t box_rows) const {
+        return maps([&](const RowBytes& row) {
+            const std::array sizes{u(row.used), u(64), u((rows + 63) / 64), u(halves), u(experts)};
+            const std::array strides{u(row.pitch), u(row.pitch * 64), u(row.pitch * rows),
+                                     u(row.pitch * rows * halves)};
+            const std::array<std::uint32_t, 5> box{row.box, box_rows, 4, u32(halves), 1};
+            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+        });
+    }
+
+    /// [experts, 1, step, rows / step, bytes]: a box has every step-th row, then the ones behind those.
+    WeightMaps interleaved(int step, std::uint32_t box_rows) const {
+        return maps([&](const RowBytes& row) {
+            const std::array sizes{u(row.used), u(rows / step), u(step), u(1), u(experts)};
+            const std::array strides{u(row.pitch * step), u(row.pitch), u(row.pitch * rows),
+                                     u(row.pitch * rows)};
+            const std::array<std::uint32_t, 5> box{row.box, box_rows / u32(step), u32(step), 1, 1};
+            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+        });
+    }
+
+private:
+    static std::uint32_t u32(int x) { return static_cast<std::uint32_t>(x); }
+};
 
 void make_maps(PreparedLayer& layer, const WeightLayoutBytes& at) {
     const MoeConfig& config = layer.problem.config;
     std::uint8_t* const base = layer.weights.data();
+    const MatrixStack gate_up(base + at.gate_up_codes, base + at.gate_up_scales, at.gate_up_code_pitch,
+                              at.gate_up_scale_pitch, config.hidden_size, config.intermediate_size, 2,
+                              layer.num_held());
+    const MatrixStack down(base + at.down_codes, base + at.down_scales, at.down_code_pitch,
+                           at.down_scale_pitch, config.intermediate_size, config.hidden_size, 1,
+                           layer.num_held());
     for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
         const auto half = static_cast<std::uint32_t>(sm90::kMmaShapes[i].half_rows());
-        layer.gate_up_maps[i] = weight_maps(base + at.gate_up_codes, base + at.gate_up_scales,
-                                            at.gate_up_code_pitch, at.gate_up_scale_pitch, config.hidden_size,
-                                            config.intermediate_size, 2, layer.num_held(), half);
-        layer.down_maps[i] =
-            weight_maps(base + at.down_codes, base + at.down_scales, at.down_code_pitch, at.down_scale_pitch,
-                        config.intermediate_size, config.hidden_size, 1, layer.num_held(), 2 * half);
+        layer.gate_up_maps[i] = gate_up.in_order(half);
+        layer.down_maps[i] = down.in_order(2 * half);
+    }
+    for (int i = 0; i < sm90::kNumWgmmaShapes; ++i) {
+        const auto rows = static_cast<std::uint32_t>(sm90::kWgmmaShapes[i].rows());
+        layer.wgmma_gate_up_maps[i] = gate_up.by_64(rows / 8);
+        layer.wgmma_down_maps[i] = down.interleaved(2 * sm90::kWgmmaShapes[i].m_tiles, rows);
     }
 }
 

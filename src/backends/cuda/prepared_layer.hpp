@@ -5,6 +5,7 @@
 #include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/runtime.hpp"
 #include "backends/cuda/sm90/mma_shape.hpp"
+#include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "backends/cuda/upload.hpp"
 #include "moe/problem.hpp"
 #include "moe4/backend.hpp"
@@ -46,6 +47,7 @@ struct PreparedLayer {
     DeviceBuffer weights, scale_memory;
     ExpertScales scales{};
     WeightMaps gate_up_maps[sm90::kNumMmaShapes], down_maps[sm90::kNumMmaShapes];
+    WeightMaps wgmma_gate_up_maps[sm90::kNumWgmmaShapes], wgmma_down_maps[sm90::kNumWgmmaShapes];
     std::optional<DeviceRouter> router;
 
     int num_held() const { return held.last - held.first; }

@@ -18,11 +18,14 @@ __device__ inline std::uint32_t magnitude_bits(float x) { return __float_as_uint
 inline constexpr std::uint32_t kInfinityBits = 0x7F80'0000U;
 
 /// x / d to the last bit, given the correctly rounded 1 / d: one step of Newton's from a product (Markstein
-/// 1990). Holds short of overflow and underflow; an infinite x stays infinite.
+/// 1990). Holds short of overflow and underflow; with divide() an infinite x stays infinite.
+__device__ inline float divide_finite(float x, float d, float reciprocal) {
+    const float q = x * reciprocal;
+    return __fmaf_rn(__fmaf_rn(-q, d, x), reciprocal, q);
+}
 __device__ inline float divide(float x, float d, float reciprocal) {
     const float q = x * reciprocal;
-    const float corrected = __fmaf_rn(__fmaf_rn(-q, d, x), reciprocal, q);
-    return magnitude_bits(q) < kInfinityBits ? corrected : q;
+    return magnitude_bits(q) < kInfinityBits ? divide_finite(x, d, reciprocal) : q;
 }
 
 __device__ inline bool is_ordinary(float x) { return x > 0x1p-60F && x < 0x1p60F; }
@@ -45,13 +48,12 @@ __device__ inline float block_scale_of(std::uint32_t largest, float global_scale
     return global_scale == 0.0F ? 0.0F : round_to_e4m3(fminf(format::kE4m3Max, amax / 6.0F / global_scale));
 }
 
-/// |x| rounded to e2m1 (ties to even, at most 6), as a float. Below 1 the values are multiples of 1/2, which
-/// adding 2^22 rounds to; above, two bits of significand stay.
+/// |x| rounded to e2m1 (ties to even, at most 6), as a float. Adding 2^22 rounds to multiples of 1/2, the
+/// step below 2; 2^23 and 2^24 do for [2, 4) and [4, 8).
 __device__ inline float round_to_e2m1(float magnitude) {
-    const float small = (magnitude + 0x1p22F) - 0x1p22F;
-    const std::uint32_t bits = __float_as_uint(magnitude);
-    const float large = __uint_as_float((bits + 0x1FFFFFU + (bits >> 22 & 1U)) & 0xFFC00000U);
-    return magnitude < 1.0F ? small : fminf(large, format::kE2m1Max);
+    const std::uint32_t exponent = max(__float_as_uint(magnitude) & kInfinityBits, 0x3F80'0000U);
+    const float rounder = __uint_as_float(exponent + (22U << 23));
+    return fminf((magnitude + rounder) - rounder, format::kE2m1Max);
 }
 
 /// The values of a block as the numbers that GEMMs multiply, e2m1 * e4m3. `reciprocal` is 1 / global_scale.
@@ -62,22 +64,22 @@ public:
 
     /// Without branches. Holds where is_usual() says so afterwards.
     __device__ static BlockQuantizer of_usual(std::uint32_t largest, float global_scale, float reciprocal) {
-        const float sixth = divide(__uint_as_float(largest), 6.0F, 1.0F / 6.0F);
-        return {round_to_e4m3(divide(sixth, global_scale, reciprocal)), global_scale};
+        const float sixth = divide_finite(__uint_as_float(largest), 6.0F, 1.0F / 6.0F);
+        return {round_to_e4m3(divide_finite(sixth, global_scale, reciprocal)), global_scale};
     }
     __device__ bool is_usual(std::uint32_t largest, float global_scale) const {
         return is_ordinary(__uint_as_float(largest)) && is_ordinary(global_scale) && is_ordinary(divisor_);
     }
     /// What underflows in the division lies far below 1/4, half of the smallest code.
     __device__ float usual_value(float x) const {
-        return copysignf(round_to_e2m1(fabsf(divide(x, divisor_, reciprocal_))) * scale_, x);
+        return rounded(divide_finite(x, divisor_, reciprocal_), x);
     }
 
     /// NaN for a block with a NaN.
     __device__ float value(float x) const {
-        if (is_ordinary(divisor_)) return usual_value(x);
+        if (is_ordinary(divisor_)) return rounded(divide(x, divisor_, reciprocal_), x);
         if (divisor_ == 0.0F || divisor_ != divisor_) return 0.0F * scale_;
-        return copysignf(round_to_e2m1(fabsf(x / divisor_)) * scale_, x);
+        return rounded(x / divisor_, x);
     }
     /// The same as a code; a block with a NaN has zeros.
     __device__ std::uint32_t code(float x) const {
@@ -96,6 +98,10 @@ public:
 private:
     __device__ BlockQuantizer(float scale, float global_scale)
         : scale_(scale), divisor_(scale * global_scale), reciprocal_(1.0F / divisor_) {}
+
+    __device__ float rounded(float quotient, float sign) const {
+        return copysignf(round_to_e2m1(fabsf(quotient)) * scale_, sign);
+    }
 
     float scale_, divisor_, reciprocal_;
 };

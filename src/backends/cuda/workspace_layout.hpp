@@ -12,12 +12,11 @@
 namespace moe4::cuda {
 
 struct WorkspaceLayout {
-    std::size_t counts;      // i32: segments, rows; u32: largest magnitude of the batch's x, of its h
-    std::size_t progress;    // i32 [2 + slots]: items claimed of two launches; finished tiles of each segment
-    std::size_t segments;    // Segment [slots]
-    std::size_t row_token;   // i32 [slots]
-    std::size_t row_expert;  // i32 [slots]
-    std::size_t slot_row;    // i32 [slots]
+    std::size_t counts;     // i32: segments, rows; u32: largest magnitude of the batch's x, of its h
+    std::size_t progress;   // i32 [2 + slots]: items claimed of two launches; finished tiles of each segment
+    std::size_t segments;   // Segment [slots]
+    std::size_t row_token;  // i32 [slots]
+    std::size_t slot_row;   // i32 [slots]
     std::size_t token_scale;  // f32 [tokens]
     std::size_t h_scale;      // f32 [slots]
     std::size_t x;            // 16-bit [slots or tokens, permuted_size(hidden_size)]
@@ -46,7 +45,6 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, bool 
     at.progress = place((2 + slots) * 4);
     at.segments = place(slots * static_cast<std::int64_t>(sizeof(Segment)));
     at.row_token = place(slots * 4);
-    at.row_expert = place(slots * 4);
     at.slot_row = place(slots * 4);
     at.token_scale = place(tokens * 4);
     at.h_scale = place(slots * 4);

@@ -38,6 +38,15 @@ __device__ inline void tensor_copy_4d(std::uint32_t to, const CUtensorMap* map, 
 /// What this thread knows to be written is seen by the copies that it issues from here on.
 __device__ inline void order_before_async_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+__device__ inline void tensor_copy_5d(std::uint32_t to, const CUtensorMap* map, const int (&at)[5],
+                                      std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3, %4, %5, %6}], [%7];" ::"r"(to),
+        "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+        : "memory");
+}
+
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -1,8 +1,8 @@
 #pragma once
-// Two k16 steps of wgmma m64nNk16 for two m64 tiles: A (weights) from registers, B (tokens) from shared
-// memory. N is known at run time only, and ptxas gives up overlapping when wgmmas of one accumulator lie in
-// different branches (C7512), or waits for all of them when the commit lies behind the branches; so one asm
-// block holds the branches, each with its own fence and commit. PTX ISA 9.0, 9.7.15.5.
+// Two k16 steps of wgmma m64nNk16 for one or two m64 tiles: A (weights) from registers, B (tokens) from
+// shared memory. N is known at run time only, and ptxas gives up overlapping when wgmmas of one accumulator
+// lie in different branches (C7512), or waits for all of them when the commit lies behind the branches; so
+// one asm block holds the branches, each with its own fence and commit. PTX ISA 9.0, 9.7.15.5.
 #include <cstdint>
 
 namespace moe4::cuda::ptx {
@@ -20,99 +20,181 @@ __device__ inline std::uint64_t wgmma_descriptor(std::uint32_t shared_address) {
            std::uint64_t{1} << 62;
 }
 
-// wgmma_group_bf16 and _f16(d, a, step0, step1, n): d[m] += a[step][m] * tokens(step), for tokens 0..n-1 of
-// at most 160, rounded up to 16; one group. Operands 0..79 and 80..159 are the sums, 160..175 A, then the
-// descriptors and n.
+/// Four 8x8 matrices of 16-bit elements, transposed; lane l gives the address of row l % 8 of matrix l / 8
+/// (16 bytes).
+__device__ inline void store_matrix_x4_transposed(std::uint32_t address, const std::uint32_t (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+}
+
+/// Which of the branches has a multiple of tokens that holds n of them.
+__device__ inline std::uint32_t wgmma_leaf(const float (&)[1][12][4], int n) { return (n - 1) / 8; }
+__device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
+    return n <= 96 ? (n - 1) / 16 : 6 + (n - 97) / 8;
+}
+
+// wgmma_group_{bf16,f16}(d, a, step0, n): d[m] += a[step][m] * tokens(step), for tokens 0..n-1, rounded up to
+// the next leaf's; one group. step0 is the descriptor of the first step. Operands: the sums, A, the
+// descriptors, n.
 // clang-format off
 
-#define MOE4_D0_16 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define MOE4_D0_32 MOE4_D0_16 "," "%8,%9,%10,%11,%12,%13,%14,%15"
-#define MOE4_D0_48 MOE4_D0_32 "," "%16,%17,%18,%19,%20,%21,%22,%23"
-#define MOE4_D0_64 MOE4_D0_48 "," "%24,%25,%26,%27,%28,%29,%30,%31"
-#define MOE4_D0_80 MOE4_D0_64 "," "%32,%33,%34,%35,%36,%37,%38,%39"
-#define MOE4_D0_96 MOE4_D0_80 "," "%40,%41,%42,%43,%44,%45,%46,%47"
-#define MOE4_D0_112 MOE4_D0_96 "," "%48,%49,%50,%51,%52,%53,%54,%55"
-#define MOE4_D0_128 MOE4_D0_112 "," "%56,%57,%58,%59,%60,%61,%62,%63"
-#define MOE4_D0_144 MOE4_D0_128 "," "%64,%65,%66,%67,%68,%69,%70,%71"
-#define MOE4_D0_160 MOE4_D0_144 "," "%72,%73,%74,%75,%76,%77,%78,%79"
-#define MOE4_D1_16 "%80,%81,%82,%83,%84,%85,%86,%87"
-#define MOE4_D1_32 MOE4_D1_16 "," "%88,%89,%90,%91,%92,%93,%94,%95"
-#define MOE4_D1_48 MOE4_D1_32 "," "%96,%97,%98,%99,%100,%101,%102,%103"
-#define MOE4_D1_64 MOE4_D1_48 "," "%104,%105,%106,%107,%108,%109,%110,%111"
-#define MOE4_D1_80 MOE4_D1_64 "," "%112,%113,%114,%115,%116,%117,%118,%119"
-#define MOE4_D1_96 MOE4_D1_80 "," "%120,%121,%122,%123,%124,%125,%126,%127"
-#define MOE4_D1_112 MOE4_D1_96 "," "%128,%129,%130,%131,%132,%133,%134,%135"
-#define MOE4_D1_128 MOE4_D1_112 "," "%136,%137,%138,%139,%140,%141,%142,%143"
-#define MOE4_D1_144 MOE4_D1_128 "," "%144,%145,%146,%147,%148,%149,%150,%151"
-#define MOE4_D1_160 MOE4_D1_144 "," "%152,%153,%154,%155,%156,%157,%158,%159"
-#define MOE4_A00 "{%160,%161,%162,%163}"
-#define MOE4_A01 "{%164,%165,%166,%167}"
-#define MOE4_A10 "{%168,%169,%170,%171}"
-#define MOE4_A11 "{%172,%173,%174,%175}"
+#define MOE4_D0_8 "%0,%1,%2,%3"
+#define MOE4_D0_16 MOE4_D0_8 "," "%4,%5,%6,%7"
+#define MOE4_D0_24 MOE4_D0_16 "," "%8,%9,%10,%11"
+#define MOE4_D0_32 MOE4_D0_24 "," "%12,%13,%14,%15"
+#define MOE4_D0_40 MOE4_D0_32 "," "%16,%17,%18,%19"
+#define MOE4_D0_48 MOE4_D0_40 "," "%20,%21,%22,%23"
+#define MOE4_D0_56 MOE4_D0_48 "," "%24,%25,%26,%27"
+#define MOE4_D0_64 MOE4_D0_56 "," "%28,%29,%30,%31"
+#define MOE4_D0_72 MOE4_D0_64 "," "%32,%33,%34,%35"
+#define MOE4_D0_80 MOE4_D0_72 "," "%36,%37,%38,%39"
+#define MOE4_D0_88 MOE4_D0_80 "," "%40,%41,%42,%43"
+#define MOE4_D0_96 MOE4_D0_88 "," "%44,%45,%46,%47"
+#define MOE4_D0_104 MOE4_D0_96 "," "%48,%49,%50,%51"
+#define MOE4_D0_112 MOE4_D0_104 "," "%52,%53,%54,%55"
+#define MOE4_D0_120 MOE4_D0_112 "," "%56,%57,%58,%59"
+#define MOE4_D0_128 MOE4_D0_120 "," "%60,%61,%62,%63"
+#define MOE4_D0_136 MOE4_D0_128 "," "%64,%65,%66,%67"
+#define MOE4_D0_144 MOE4_D0_136 "," "%68,%69,%70,%71"
+#define MOE4_D0_152 MOE4_D0_144 "," "%72,%73,%74,%75"
+#define MOE4_D0_160 MOE4_D0_152 "," "%76,%77,%78,%79"
+#define MOE4_D1_8 "%80,%81,%82,%83"
+#define MOE4_D1_16 MOE4_D1_8 "," "%84,%85,%86,%87"
+#define MOE4_D1_24 MOE4_D1_16 "," "%88,%89,%90,%91"
+#define MOE4_D1_32 MOE4_D1_24 "," "%92,%93,%94,%95"
+#define MOE4_D1_40 MOE4_D1_32 "," "%96,%97,%98,%99"
+#define MOE4_D1_48 MOE4_D1_40 "," "%100,%101,%102,%103"
+#define MOE4_D1_56 MOE4_D1_48 "," "%104,%105,%106,%107"
+#define MOE4_D1_64 MOE4_D1_56 "," "%108,%109,%110,%111"
+#define MOE4_D1_72 MOE4_D1_64 "," "%112,%113,%114,%115"
+#define MOE4_D1_80 MOE4_D1_72 "," "%116,%117,%118,%119"
+#define MOE4_D1_88 MOE4_D1_80 "," "%120,%121,%122,%123"
+#define MOE4_D1_96 MOE4_D1_88 "," "%124,%125,%126,%127"
+#define MOE4_D1_104 MOE4_D1_96 "," "%128,%129,%130,%131"
+#define MOE4_D1_112 MOE4_D1_104 "," "%132,%133,%134,%135"
+#define MOE4_D1_120 MOE4_D1_112 "," "%136,%137,%138,%139"
+#define MOE4_D1_128 MOE4_D1_120 "," "%140,%141,%142,%143"
+#define MOE4_D1_136 MOE4_D1_128 "," "%144,%145,%146,%147"
+#define MOE4_D1_144 MOE4_D1_136 "," "%148,%149,%150,%151"
+#define MOE4_D1_152 MOE4_D1_144 "," "%152,%153,%154,%155"
+#define MOE4_D1_160 MOE4_D1_152 "," "%156,%157,%158,%159"
 #define MOE4_WGMMA(type, n, d, a, b) \
-    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" d "}, " a ", " b ", always, 1, 1, 0;\n"
-#define MOE4_LEAF(type, n)                                                                                  \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" d "}, {" a "}, " b ", always, 1, 1, 0;\n"
+#define MOE4_LEAF_2_160(type, n)                                                                                 \
     "wgmma.fence.sync.aligned;\n"                                                                           \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, MOE4_A00, "%176") MOE4_WGMMA(type, n, MOE4_D1_##n, MOE4_A01, "%176")     \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, MOE4_A10, "%177") MOE4_WGMMA(type, n, MOE4_D1_##n, MOE4_A11, "%177")     \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "%176")                                         \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "%176")                                         \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "%177")                                         \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "%177")                                         \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
-#define MOE4_ABOVE(n) "setp.gt.s32 above, %178, " #n ";\n@above bra.uni N" #n ";\n"
+#define MOE4_LEAF_1_96(type, n)                                                                                 \
+    "wgmma.fence.sync.aligned;\n"                                                                           \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "%56")                                              \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "%57")                                              \
+    "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
+// A binary tree over the bits of the leaf's number.
+#define MOE4_BIT(code, i) "and.b32 bit, " code ", 1 << " #i ";\nsetp.ne.u32 b" #i ", bit, 0;\n"
+#define MOE4_BITS(code) MOE4_BIT(code, 0) MOE4_BIT(code, 1) MOE4_BIT(code, 2) MOE4_BIT(code, 3)
+#define MOE4_IF(i, leaf) "@b" #i " bra.uni L" #leaf ";\n"
+#define MOE4_ELSE(leaf) "L" #leaf ":\n"
+#define MOE4_TREE_2_160(type) \
+    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_2_160(type, 16) MOE4_ELSE(1) \
+    MOE4_LEAF_2_160(type, 32) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_2_160(type, 48) MOE4_ELSE(3) \
+    MOE4_LEAF_2_160(type, 64) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_2_160(type, 80) \
+    MOE4_ELSE(5) MOE4_LEAF_2_160(type, 96) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_2_160(type, 104) \
+    MOE4_ELSE(7) MOE4_LEAF_2_160(type, 112) MOE4_ELSE(8) MOE4_IF(2, 12) MOE4_IF(1, 10) MOE4_IF(0, 9) \
+    MOE4_LEAF_2_160(type, 120) MOE4_ELSE(9) MOE4_LEAF_2_160(type, 128) MOE4_ELSE(10) MOE4_IF(0, 11) \
+    MOE4_LEAF_2_160(type, 136) MOE4_ELSE(11) MOE4_LEAF_2_160(type, 144) MOE4_ELSE(12) MOE4_IF(0, 13) \
+    MOE4_LEAF_2_160(type, 152) MOE4_ELSE(13) MOE4_LEAF_2_160(type, 160)
+#define MOE4_TREE_1_96(type) \
+    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_1_96(type, 16) MOE4_ELSE(1) \
+    MOE4_LEAF_1_96(type, 16) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_1_96(type, 24) MOE4_ELSE(3) \
+    MOE4_LEAF_1_96(type, 32) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_1_96(type, 40) \
+    MOE4_ELSE(5) MOE4_LEAF_1_96(type, 48) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_1_96(type, 56) \
+    MOE4_ELSE(7) MOE4_LEAF_1_96(type, 64) MOE4_ELSE(8) MOE4_IF(1, 10) MOE4_IF(0, 9) \
+    MOE4_LEAF_1_96(type, 72) MOE4_ELSE(9) MOE4_LEAF_1_96(type, 80) MOE4_ELSE(10) MOE4_IF(0, 11) \
+    MOE4_LEAF_1_96(type, 88) MOE4_ELSE(11) MOE4_LEAF_1_96(type, 96)
 #define MOE4_SUM4(m, n) "+f"(d[m][n][0]), "+f"(d[m][n][1]), "+f"(d[m][n][2]), "+f"(d[m][n][3])
-#define MOE4_SUMS(m)                                                                                        \
-    MOE4_SUM4(m, 0), MOE4_SUM4(m, 1), MOE4_SUM4(m, 2), MOE4_SUM4(m, 3), MOE4_SUM4(m, 4), MOE4_SUM4(m, 5),     \
-    MOE4_SUM4(m, 6), MOE4_SUM4(m, 7), MOE4_SUM4(m, 8), MOE4_SUM4(m, 9), MOE4_SUM4(m, 10), MOE4_SUM4(m, 11),   \
-    MOE4_SUM4(m, 12), MOE4_SUM4(m, 13), MOE4_SUM4(m, 14), MOE4_SUM4(m, 15), MOE4_SUM4(m, 16),                 \
-    MOE4_SUM4(m, 17), MOE4_SUM4(m, 18), MOE4_SUM4(m, 19)
+#define MOE4_SUMS12(m)                                                                                      \
+    MOE4_SUM4(m, 0), MOE4_SUM4(m, 1), MOE4_SUM4(m, 2), MOE4_SUM4(m, 3), MOE4_SUM4(m, 4), MOE4_SUM4(m, 5),   \
+    MOE4_SUM4(m, 6), MOE4_SUM4(m, 7), MOE4_SUM4(m, 8), MOE4_SUM4(m, 9), MOE4_SUM4(m, 10), MOE4_SUM4(m, 11)
+#define MOE4_SUMS20(m)                                                                                      \
+    MOE4_SUMS12(m), MOE4_SUM4(m, 12), MOE4_SUM4(m, 13), MOE4_SUM4(m, 14), MOE4_SUM4(m, 15),                 \
+    MOE4_SUM4(m, 16), MOE4_SUM4(m, 17), MOE4_SUM4(m, 18), MOE4_SUM4(m, 19)
 #define MOE4_A4(s, m) "r"(a[s][m][0]), "r"(a[s][m][1]), "r"(a[s][m][2]), "r"(a[s][m][3])
 #define MOE4_WGMMA_GROUP(name, type)                                                                        \
-    __device__ __forceinline__ void name(float (&d)[2][20][4], const std::uint32_t (&a)[2][2][4],             \
-                                         std::uint64_t step0, std::uint64_t step1, int n) {                   \
-        asm volatile("{\n.reg .pred always, above;\nsetp.ne.b32 always, 1, 0;\n"                              \
-            MOE4_ABOVE(80) MOE4_ABOVE(32) MOE4_ABOVE(16)                                                      \
-            MOE4_LEAF(type, 16) "N16:\n" MOE4_LEAF(type, 32)                                                  \
-            "N32:\n" MOE4_ABOVE(64) MOE4_ABOVE(48) MOE4_LEAF(type, 48)                                        \
-            "N48:\n" MOE4_LEAF(type, 64) "N64:\n" MOE4_LEAF(type, 80)                                         \
-            "N80:\n" MOE4_ABOVE(112) MOE4_ABOVE(96) MOE4_LEAF(type, 96)                                       \
-            "N96:\n" MOE4_LEAF(type, 112)                                                                     \
-            "N112:\n" MOE4_ABOVE(144) MOE4_ABOVE(128) MOE4_LEAF(type, 128)                                    \
-            "N128:\n" MOE4_LEAF(type, 144) "N144:\n" MOE4_LEAF(type, 160)                                     \
-            "DONE:\n}\n"                                                                                      \
-            : MOE4_SUMS(0), MOE4_SUMS(1)                                                                      \
-            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "l"(step0), "l"(step1), "r"(n)        \
-            : "memory");                                                                                      \
+    __device__ __forceinline__ void name(float (&d)[2][20][4], const std::uint32_t (&a)[2][2][4],           \
+                                         std::uint64_t step0, std::uint32_t leaf) {                                      \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"                            \
+            MOE4_BITS("%178") MOE4_TREE_2_160(type) "DONE:\n}\n"                                                                   \
+            : MOE4_SUMS20(0), MOE4_SUMS20(1)                                                                \
+            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "l"(step0), "l"(step0 + 2), "r"(leaf)    \
+            : "memory");                                                                                    \
+    }                                                                                                       \
+    __device__ __forceinline__ void name(float (&d)[1][12][4], const std::uint32_t (&a)[2][1][4],           \
+                                         std::uint64_t step0, std::uint32_t leaf) {                                      \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"                            \
+            MOE4_BITS("%58") MOE4_TREE_1_96(type) "DONE:\n}\n"                                                                   \
+            : MOE4_SUMS12(0)                                                                                \
+            : MOE4_A4(0, 0), MOE4_A4(1, 0), "l"(step0), "l"(step0 + 2), "r"(leaf)                                  \
+            : "memory");                                                                                    \
     }
 MOE4_WGMMA_GROUP(wgmma_group_bf16, "bf16")
 MOE4_WGMMA_GROUP(wgmma_group_f16, "f16")
 
+#undef MOE4_D0_8
 #undef MOE4_D0_16
+#undef MOE4_D0_24
 #undef MOE4_D0_32
+#undef MOE4_D0_40
 #undef MOE4_D0_48
+#undef MOE4_D0_56
 #undef MOE4_D0_64
+#undef MOE4_D0_72
 #undef MOE4_D0_80
+#undef MOE4_D0_88
 #undef MOE4_D0_96
+#undef MOE4_D0_104
 #undef MOE4_D0_112
+#undef MOE4_D0_120
 #undef MOE4_D0_128
+#undef MOE4_D0_136
 #undef MOE4_D0_144
+#undef MOE4_D0_152
 #undef MOE4_D0_160
+#undef MOE4_D1_8
 #undef MOE4_D1_16
+#undef MOE4_D1_24
 #undef MOE4_D1_32
+#undef MOE4_D1_40
 #undef MOE4_D1_48
+#undef MOE4_D1_56
 #undef MOE4_D1_64
+#undef MOE4_D1_72
 #undef MOE4_D1_80
+#undef MOE4_D1_88
 #undef MOE4_D1_96
+#undef MOE4_D1_104
 #undef MOE4_D1_112
+#undef MOE4_D1_120
 #undef MOE4_D1_128
+#undef MOE4_D1_136
 #undef MOE4_D1_144
+#undef MOE4_D1_152
 #undef MOE4_D1_160
-#undef MOE4_A00
-#undef MOE4_A01
-#undef MOE4_A10
-#undef MOE4_A11
 #undef MOE4_WGMMA
-#undef MOE4_LEAF
-#undef MOE4_ABOVE
+#undef MOE4_LEAF_2_160
+#undef MOE4_LEAF_1_96
+#undef MOE4_BIT
+#undef MOE4_BITS
+#undef MOE4_IF
+#undef MOE4_ELSE
+#undef MOE4_TREE_2_160
+#undef MOE4_TREE_1_96
 #undef MOE4_SUM4
-#undef MOE4_SUMS
+#undef MOE4_SUMS12
+#undef MOE4_SUMS20
 #undef MOE4_A4
 #undef MOE4_WGMMA_GROUP
 // clang-format on

@@ -3,12 +3,11 @@
 // since their warps hold the same rows. Tile has Format, kGateUp, kHalfRows and kTileRows.
 #include "backends/cuda/activations.cuh"
 #include "backends/cuda/decode.cuh"
+#include "backends/cuda/encode.cuh"
 #include "backends/cuda/grouped_gemm.hpp"
-#include "backends/cuda/k_order.cuh"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/ptx/mbarrier.cuh"
-#include "backends/cuda/quantize.cuh"
 
 namespace moe4::cuda::sm90 {
 
@@ -28,10 +27,10 @@ __device__ inline Segment load_segment(const Segment* at) {
     return {bits.x, bits.y, bits.z, bits.w};
 }
 
-/// visit(segment, tile) for this block's items. The next segment is on its way while one is visited.
-template <class Tile, class Visit>
-__device__ void for_each_item(const GroupedGemm& gemm, const Visit& visit) {
-    const int num_tiles = (gemm.out_size + Tile::kTileRows - 1) / Tile::kTileRows;
+/// visit(segment, tile) for this block's items: each segment with `num_tiles` tiles. The next segment is on
+/// its way while one is visited.
+template <class Visit>
+__device__ void for_each_item(const GroupedGemm& gemm, int num_tiles, const Visit& visit) {
     const int num_items = __ldcg(gemm.num_segments) * num_tiles;
     int item = static_cast<int>(blockIdx.x);
     if (item >= num_items) return;
@@ -46,6 +45,10 @@ __device__ void for_each_item(const GroupedGemm& gemm, const Visit& visit) {
         segment = next_segment;
     }
 }
+template <class Tile, class Visit>
+__device__ void for_each_item(const GroupedGemm& gemm, const Visit& visit) {
+    for_each_item(gemm, (gemm.out_size + Tile::kTileRows - 1) / Tile::kTileRows, visit);
+}
 
 __device__ inline std::uint32_t load_shared_word(std::uint32_t address) {
     std::uint32_t word;
@@ -56,6 +59,25 @@ __device__ inline void load_shared_vector(std::uint32_t (&out)[4], std::uint32_t
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(address)
+                 : "memory");
+}
+__device__ inline void load_shared_vector(std::uint32_t (&out)[2], std::uint32_t address) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(address) : "memory");
+}
+
+__device__ inline uint4 load_shared_vector(std::uint32_t address) {
+    std::uint32_t v[4];
+    load_shared_vector(v, address);
+    return {v[0], v[1], v[2], v[3]};
+}
+
+__device__ inline void store_shared_pair(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ inline void store_shared_vector(std::uint32_t address, const uint4& v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
                  : "memory");
 }
 
@@ -79,8 +101,9 @@ struct ExpertFactors {
     /// A * G, in double where A belongs to the row.
     __device__ float of_row(const GroupedGemm& gemm, int which, int expert, int row) const {
         if (gemm.row_scale == nullptr) return factor[which];
-        const int at = gemm.scale_row == nullptr ? row : gemm.scale_row[row];
-        return static_cast<float>(static_cast<double>(gemm.row_scale[at]) * gemm.global_scale[which][expert]);
+        const int at = gemm.scale_row == nullptr ? row : __ldcg(gemm.scale_row + row);
+        const double row_scale = __ldcg(gemm.row_scale + at);
+        return static_cast<float>(row_scale * gemm.global_scale[which][expert]);
     }
 };
 

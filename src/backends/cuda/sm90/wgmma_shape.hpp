@@ -1,28 +1,78 @@
 #pragma once
-// The tile of the wgmma GEMM: what the host needs to know of it.
+// The tile shapes of the wgmma GEMM: what the host needs to know of them.
+#include <cstdint>
+
+#include "backends/cuda/grouped_gemm.hpp"
+#include "backends/cuda/k_order.cuh"
 #include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
 
-inline constexpr int kWgmmaTileTokens = 160;
-inline constexpr int kWgmmaHalfRows = 128;    // gate rows of a tile, and as many up rows
-inline constexpr int kWgmmaWeightStages = 3;  // of 256 k
-inline constexpr int kWgmmaTokenStages = 5;   // of 64 k
-inline constexpr int kWgmmaTokenBox = 16;     // rows of a tensor copy
-inline constexpr int kWgmmaThreads = 384;     // two warpgroups that multiply, one that loads
-inline constexpr int kWgmmaCodeBytes = 2 * kWgmmaHalfRows * kChunk / 2;
-inline constexpr int kWgmmaScaleBytes = 2 * kWgmmaHalfRows * kChunk / 16;
-inline constexpr int kWgmmaTokenBytes = kWgmmaTileTokens * 64 * 2;
-inline constexpr int kWgmmaSharedBytes =
-    kWgmmaWeightStages * (kWgmmaCodeBytes + kWgmmaScaleBytes) + kWgmmaTokenStages * kWgmmaTokenBytes + 256;
+inline constexpr int kWgmmaTokenBox = 16;  // rows of the smaller tensor copy
+inline constexpr int kPlanSlots = 2;       // items of a block, between the claim of one and its end
 
-/// Weights as mma kernels have them; tokens: permuted rows grouped by expert, 64 columns wide boxes of 64 and
-/// of kWgmmaTokenBox rows.
-using WgmmaKernel = void (*)(CUtensorMap codes, CUtensorMap scales, CUtensorMap tokens_64,
-                             CUtensorMap tokens_16, GroupedGemm);
-WgmmaKernel wgmma_bf16_gate_up();
-WgmmaKernel wgmma_bf16_down();
-WgmmaKernel wgmma_f16_gate_up();
-WgmmaKernel wgmma_f16_down();
+struct WgmmaShape {
+    int warpgroups;  // that multiply
+    int m_tiles;     // of 64 weight rows, for each of them
+    int tile_tokens;
+    int weight_stages;  // of 256 k
+    int token_stages;   // of 64 k
+    int consumer_registers;
+
+    constexpr int units() const { return warpgroups * m_tiles; }
+    constexpr int rows() const { return 64 * units(); }
+    constexpr int threads() const { return (warpgroups + 1) * 128; }
+    /// The rest of what a launch gets.
+    constexpr int producer_registers() const {
+        const int launched = 65536 / threads() / 8 * 8;
+        return launched * (warpgroups + 1) - consumer_registers * warpgroups;
+    }
+    constexpr int code_bytes() const { return rows() * kChunk / 2; }
+    constexpr int scale_bytes() const { return rows() * kChunk / 16; }
+    constexpr int token_bytes() const { return tile_tokens * 128; }
+    /// Warpgroups that share quantisation blocks of h pass them on to each other through shared memory.
+    constexpr int exchange_threads() const { return 256 / m_tiles; }
+    constexpr int exchange_tokens() const { return exchange_threads() / 4; }
+    constexpr int exchange_bytes() const { return 2 * exchange_tokens() * 128; }  // two buffers
+    constexpr int num_exchanges() const { return warpgroups * m_tiles / 2; }
+    constexpr int plan_bytes() const { return 32 + tile_tokens * 8; }  // of a tile: TilePlan
+    constexpr int shared_bytes() const {
+        return weight_stages * (code_bytes() + scale_bytes()) + token_stages * token_bytes() +
+               num_exchanges() * exchange_bytes() + kPlanSlots * plan_bytes() + 320;
+    }
+};
+
+/// Ordered by how many rows an expert they are good for; choose_wgmma says which runs when.
+inline constexpr WgmmaShape kWgmmaShapes[] = {
+    {4, 1, 96, 3, 7, 104},
+    {2, 2, 160, 3, 5, 240},
+};
+inline constexpr int kNumWgmmaShapes = 2;
+static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);
+
+/// Permuted rows grouped by expert, boxes 64 columns wide of 64 and of kWgmmaTokenBox rows.
+struct TokenMaps {
+    CUtensorMap by_64, by_16;
+};
+struct WgmmaMaps {
+    WeightMaps gate_up, down;  // of the shape's rows
+    TokenMaps x, h;
+};
+
+/// A launch: both GEMMs of a layer, or one of them.
+struct WgmmaTask {
+    GroupedGemm gate_up, down;
+    bool runs_gate_up, runs_down;
+    std::int32_t* next_item;       // 0 at the start
+    std::int32_t* finished_tiles;  // [segments] of gate_up; 0 before it starts
+};
+
+using WgmmaKernel = void (*)(WgmmaMaps, WgmmaTask);
+/// [shape]; one file each, so that they compile side by side.
+struct WgmmaKernels {
+    WgmmaKernel of_shape[kNumWgmmaShapes];
+};
+WgmmaKernels wgmma_bf16();
+WgmmaKernels wgmma_f16();
 
 }  // namespace moe4::cuda::sm90

@@ -22,10 +22,9 @@ struct Grouping {
     std::int32_t* num_segments;  // [1]
     std::int32_t* num_rows;      // [1]
     Segment* segments;
-    // Scattered writes of one block are slow: nullptr where nobody reads them.
-    std::int32_t* row_token;   // [rows]
-    std::int32_t* row_expert;  // [rows], counted from the first one held
-    std::int32_t* slot_row;    // [num_tokens, top_k]; -1: adds nothing
+    // Scattered writes are slow: nullptr where nobody reads them.
+    std::int32_t* row_token;  // [rows]
+    std::int32_t* slot_row;   // [num_tokens, top_k]; -1: adds nothing
 };
 
 struct GroupTask {
@@ -41,28 +40,31 @@ struct GroupTask {
 
 /// How the 16-bit rows of a GEMM are made.
 struct EncodeTask {
-    const std::uint16_t* source;  // bf16 [source rows, cols]
+    const std::uint16_t* hidden;  // bf16 [num_tokens, cols]
     std::uint16_t* rows;          // [.., permuted_size(cols)] in the order of k_order.cuh, zeros behind cols
     std::int64_t cols;
-    std::int64_t num_rows;                // of the output, or at most where device_num_rows says how many
-    const std::int32_t* device_num_rows;  // nullptr: num_rows
-    const std::int32_t* source_row;       // of each output row; nullptr: itself
-    const std::int32_t* slot_row;  // [rows, slots_per_row] where each row goes, -1: nowhere; nullptr: its own
-    std::int32_t slots_per_row;
-    bool quantizes;                  // to fp16 e2m1 * e4m3, else the bf16 values
-    const float* row_scale;          // A of each source row; nullptr: expert_scale
-    const float* expert_scale;       // A of each expert
-    const std::int32_t* row_expert;  // of each output row; nullptr: expert 0's for all
-    std::uint16_t* padded_rows;      // other rows whose padding is to be zeroed: h; nullptr: none
+    std::int64_t num_tokens;
+    bool quantizes;              // to fp16 e2m1 * e4m3, else the bf16 values
+    const float* token_scale;    // A of each token; nullptr: expert_scale
+    const float* expert_scale;   // A of each expert
+    bool scales_by_expert;       // else the first expert's is everyone's
+    std::uint16_t* padded_rows;  // other rows whose padding is to be zeroed: h; nullptr: none
     std::int64_t padded_cols;
     std::int64_t num_padded_rows;
+
+#ifdef __CUDACC__
+    __device__ float scale(std::int64_t token, std::int32_t expert) const {
+        return token_scale != nullptr ? token_scale[token] : expert_scale[expert];
+    }
+#endif
 };
 
 /// One kernel: groups the slots by expert, and encodes one row a token beside it.
 void group_and_encode(const GroupTask&, const EncodeTask&, cudaStream_t);
 
-void group(const GroupTask&, cudaStream_t);
-void encode(const EncodeTask&, cudaStream_t);
+/// One kernel: groups the slots by expert, and encodes each token to all of its rows. Every block counts all
+/// slots.
+void group_and_scatter(const GroupTask&, const EncodeTask&, int num_sms, cudaStream_t);
 
 /// Quantises the permuted bf16 rows [num_rows, permuted_size(cols)] in place; row_scale as in EncodeTask.
 struct RequantizeTask {

@@ -40,7 +40,6 @@ public:
         task_.out.slot_row[thread_] = row;
         if (row < 0) return;
         if (task_.out.row_token != nullptr) task_.out.row_token[row] = thread_ / task_.top_k;
-        if (task_.out.row_expert != nullptr) task_.out.row_expert[row] = expert;
     }
 
 private:

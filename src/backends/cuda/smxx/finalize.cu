@@ -1,4 +1,6 @@
 // The weighted sum over a token's slots, in the order of the slots, one rounding at the end.
+#include <algorithm>
+
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
@@ -9,15 +11,17 @@ namespace moe4::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAhead = 8;  // slots whose loads are in flight at once
+constexpr int kAhead = 8;              // loads of a thread that are in flight at once
+constexpr int kMostBlocks = 132 * 16;  // more than run at once gain nothing: a thread takes more columns
 
+template <int kSlots>
 struct Slots {
-    std::int32_t row[kAhead];
-    float weight[kAhead];
+    std::int32_t row[kSlots];
+    float weight[kSlots];
 
     __device__ Slots(const CombineTask& task, std::int64_t token, int first) {
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
+        for (int j = 0; j < kSlots; ++j) {
             const std::int64_t slot = token * task.top_k + first + j;
             row[j] = first + j < task.top_k ? __ldcg(task.slot_row + slot) : -1;
             weight[j] = row[j] >= 0 ? task.top_k_weights[slot] : 0.0F;
@@ -25,50 +29,79 @@ struct Slots {
     }
 };
 
-__device__ void add_slots(const CombineTask& task, const Slots& slots, std::int64_t quad, float4& sum) {
-    float4 y[kAhead];
+template <int kSlots, int kQuads>
+__device__ void add_slots(const CombineTask& task, const Slots<kSlots>& slots, const int (&quads)[kQuads],
+                          float4 (&sums)[kQuads]) {
+    float4 y[kQuads][kSlots];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-        if (slots.row[j] >= 0)
-            y[j] = __ldcg(reinterpret_cast<const float4*>(task.y + slots.row[j] * task.cols) + quad);
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+        for (int j = 0; j < kSlots; ++j) {
+            if (slots.row[j] >= 0 && quads[q] < task.cols / 4)
+                y[q][j] =
+                    __ldcg(reinterpret_cast<const float4*>(task.y + slots.row[j] * task.cols) + quads[q]);
+        }
     }
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-        if (slots.row[j] < 0) continue;
-        sum.x = __fmaf_rn(slots.weight[j], y[j].x, sum.x);
-        sum.y = __fmaf_rn(slots.weight[j], y[j].y, sum.y);
-        sum.z = __fmaf_rn(slots.weight[j], y[j].z, sum.z);
-        sum.w = __fmaf_rn(slots.weight[j], y[j].w, sum.w);
+    for (int q = 0; q < kQuads; ++q) {
+        float4& sum = sums[q];
+#pragma unroll
+        for (int j = 0; j < kSlots; ++j) {
+            if (slots.row[j] < 0) continue;
+            sum.x = __fmaf_rn(slots.weight[j], y[q][j].x, sum.x);
+            sum.y = __fmaf_rn(slots.weight[j], y[q][j].y, sum.y);
+            sum.z = __fmaf_rn(slots.weight[j], y[q][j].z, sum.z);
+            sum.w = __fmaf_rn(slots.weight[j], y[q][j].w, sum.w);
+        }
     }
 }
 
-/// A thread sums four columns of one token.
+__device__ void store(const CombineTask& task, std::int64_t at, const float4& sum) {
+    if (task.out_f32 != nullptr) {
+        reinterpret_cast<float4*>(task.out_f32)[at] = sum;
+    } else {
+        reinterpret_cast<uint2*>(task.out_bf16)[at] = {pack_pair<false>(sum.x, sum.y),
+                                                       pack_pair<false>(sum.z, sum.w)};
+    }
+}
+
+/// Block (token, part of its columns); a thread sums kQuads times four columns at once, over kSlots slots.
+template <int kSlots>
 __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask task) {
-    const std::int64_t quads = task.cols / 4;
-    const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    const std::int64_t token = i / quads;
-    const bool is_inside = token < task.num_tokens;
+    constexpr int kQuads = kAhead / kSlots;
+    const std::int64_t token = blockIdx.x;
+    const int num_quads = static_cast<int>(task.cols / 4);
+    const int step = static_cast<int>(gridDim.y) * kThreads;
     // Routing is older than the kernel that this one waits for: its loads are over when y is there.
-    const Slots first(task, is_inside ? token : 0, 0);
+    const Slots<kSlots> first_slots(task, token, 0);
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
-    if (!is_inside) return;
-    float4 sum{0.0F, 0.0F, 0.0F, 0.0F};
-    add_slots(task, first, i % quads, sum);
-    for (int j = kAhead; j < task.top_k; j += kAhead) add_slots(task, {task, token, j}, i % quads, sum);
-    if (task.out_f32 != nullptr) {
-        reinterpret_cast<float4*>(task.out_f32)[i] = sum;
-    } else {
-        reinterpret_cast<uint2*>(task.out_bf16)[i] = {pack_pair<false>(sum.x, sum.y),
-                                                      pack_pair<false>(sum.z, sum.w)};
+    for (int first = static_cast<int>(blockIdx.y * kThreads + threadIdx.x); first < num_quads;
+         first += step * kQuads) {
+        int quads[kQuads];
+        float4 sums[kQuads] = {};
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) quads[q] = first + q * step;
+        add_slots(task, first_slots, quads, sums);
+        for (int j = kSlots; j < task.top_k; j += kSlots)
+            add_slots(task, Slots<kSlots>(task, token, j), quads, sums);
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+            if (quads[q] < num_quads) store(task, token * num_quads + quads[q], sums[q]);
+        }
     }
 }
 
 }  // namespace
 
 void combine(const CombineTask& task, cudaStream_t stream) {
-    const std::int64_t blocks = (task.num_tokens * task.cols / 4 + kThreads - 1) / kThreads;
-    launch(combine_kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, task);
+    const std::int64_t most_parts = (task.cols / 4 + kThreads - 1) / kThreads;
+    const std::int64_t parts = std::clamp<std::int64_t>(kMostBlocks / task.num_tokens, 1, most_parts);
+    const dim3 grid(static_cast<unsigned>(task.num_tokens), static_cast<unsigned>(parts));
+    const auto kernel = task.top_k <= 2   ? combine_kernel<2>
+                        : task.top_k <= 4 ? combine_kernel<4>
+                                          : combine_kernel<8>;
+    launch(kernel, grid, kThreads, 0, stream, task);
 }
 
 }  // namespace moe4::cuda

@@ -2,6 +2,6 @@
 
 namespace moe4::cuda::sm90 {
 
-WgmmaKernel wgmma_bf16_gate_up() { return wgmma_gemm<WgmmaTile<Bf16Format, true>>; }
+WgmmaKernels wgmma_bf16() { return wgmma_kernels<Bf16Format>(); }
 
 }  // namespace moe4::cuda::sm90

@@ -2,6 +2,6 @@
 
 namespace moe4::cuda::sm90 {
 
-WgmmaKernel wgmma_f16_gate_up() { return wgmma_gemm<WgmmaTile<F16Format, true>>; }
+WgmmaKernels wgmma_f16() { return wgmma_kernels<F16Format>(); }
 
 }  // namespace moe4::cuda::sm90

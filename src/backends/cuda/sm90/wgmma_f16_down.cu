@@ -1,7 +1,0 @@
-#include "backends/cuda/sm90/wgmma_gemm.cuh"
-
-namespace moe4::cuda::sm90 {
-
-WgmmaKernel wgmma_f16_down() { return wgmma_gemm<WgmmaTile<F16Format, false>>; }
-
-}  // namespace moe4::cuda::sm90
