@@ -79,16 +79,16 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_D1_144 MOE4_D1_136 "," "%148,%149,%150,%151"
 #define MOE4_D1_152 MOE4_D1_144 "," "%152,%153,%154,%155"
 #define MOE4_D1_160 MOE4_D1_152 "," "%156,%157,%158,%159"
-#define MOE4_WGMMA(type, n, d, a, b) \
+#define MOE4_WGMMA(type, n, d, a, b)                                                                        \
     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" d "}, {" a "}, " b ", always, 1, 1, 0;\n"
-#define MOE4_LEAF_2_160(type, n)                                                                                 \
+#define MOE4_LEAF_2_160(type, n)                                                                            \
     "wgmma.fence.sync.aligned;\n"                                                                           \
     MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "%176")                                         \
     MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "%176")                                         \
     MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "%177")                                         \
     MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "%177")                                         \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
-#define MOE4_LEAF_1_96(type, n)                                                                                 \
+#define MOE4_LEAF_1_96(type, n)                                                                             \
     "wgmma.fence.sync.aligned;\n"                                                                           \
     MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "%56")                                              \
     MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "%57")                                              \
@@ -98,22 +98,22 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_BITS(code) MOE4_BIT(code, 0) MOE4_BIT(code, 1) MOE4_BIT(code, 2) MOE4_BIT(code, 3)
 #define MOE4_IF(i, leaf) "@b" #i " bra.uni L" #leaf ";\n"
 #define MOE4_ELSE(leaf) "L" #leaf ":\n"
-#define MOE4_TREE_2_160(type) \
-    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_2_160(type, 16) MOE4_ELSE(1) \
-    MOE4_LEAF_2_160(type, 32) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_2_160(type, 48) MOE4_ELSE(3) \
-    MOE4_LEAF_2_160(type, 64) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_2_160(type, 80) \
-    MOE4_ELSE(5) MOE4_LEAF_2_160(type, 96) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_2_160(type, 104) \
-    MOE4_ELSE(7) MOE4_LEAF_2_160(type, 112) MOE4_ELSE(8) MOE4_IF(2, 12) MOE4_IF(1, 10) MOE4_IF(0, 9) \
-    MOE4_LEAF_2_160(type, 120) MOE4_ELSE(9) MOE4_LEAF_2_160(type, 128) MOE4_ELSE(10) MOE4_IF(0, 11) \
-    MOE4_LEAF_2_160(type, 136) MOE4_ELSE(11) MOE4_LEAF_2_160(type, 144) MOE4_ELSE(12) MOE4_IF(0, 13) \
+#define MOE4_TREE_2_160(type)                                                                               \
+    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_2_160(type, 16) MOE4_ELSE(1)          \
+    MOE4_LEAF_2_160(type, 32) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_2_160(type, 48) MOE4_ELSE(3)             \
+    MOE4_LEAF_2_160(type, 64) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_2_160(type, 80)            \
+    MOE4_ELSE(5) MOE4_LEAF_2_160(type, 96) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_2_160(type, 104)            \
+    MOE4_ELSE(7) MOE4_LEAF_2_160(type, 112) MOE4_ELSE(8) MOE4_IF(2, 12) MOE4_IF(1, 10) MOE4_IF(0, 9)        \
+    MOE4_LEAF_2_160(type, 120) MOE4_ELSE(9) MOE4_LEAF_2_160(type, 128) MOE4_ELSE(10) MOE4_IF(0, 11)         \
+    MOE4_LEAF_2_160(type, 136) MOE4_ELSE(11) MOE4_LEAF_2_160(type, 144) MOE4_ELSE(12) MOE4_IF(0, 13)        \
     MOE4_LEAF_2_160(type, 152) MOE4_ELSE(13) MOE4_LEAF_2_160(type, 160)
-#define MOE4_TREE_1_96(type) \
-    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_1_96(type, 16) MOE4_ELSE(1) \
-    MOE4_LEAF_1_96(type, 16) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_1_96(type, 24) MOE4_ELSE(3) \
-    MOE4_LEAF_1_96(type, 32) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_1_96(type, 40) \
-    MOE4_ELSE(5) MOE4_LEAF_1_96(type, 48) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_1_96(type, 56) \
-    MOE4_ELSE(7) MOE4_LEAF_1_96(type, 64) MOE4_ELSE(8) MOE4_IF(1, 10) MOE4_IF(0, 9) \
-    MOE4_LEAF_1_96(type, 72) MOE4_ELSE(9) MOE4_LEAF_1_96(type, 80) MOE4_ELSE(10) MOE4_IF(0, 11) \
+#define MOE4_TREE_1_96(type)                                                                                \
+    MOE4_IF(3, 8) MOE4_IF(2, 4) MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_1_96(type, 16) MOE4_ELSE(1)           \
+    MOE4_LEAF_1_96(type, 16) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_1_96(type, 24) MOE4_ELSE(3)               \
+    MOE4_LEAF_1_96(type, 32) MOE4_ELSE(4) MOE4_IF(1, 6) MOE4_IF(0, 5) MOE4_LEAF_1_96(type, 40)              \
+    MOE4_ELSE(5) MOE4_LEAF_1_96(type, 48) MOE4_ELSE(6) MOE4_IF(0, 7) MOE4_LEAF_1_96(type, 56)               \
+    MOE4_ELSE(7) MOE4_LEAF_1_96(type, 64) MOE4_ELSE(8) MOE4_IF(1, 10) MOE4_IF(0, 9)                         \
+    MOE4_LEAF_1_96(type, 72) MOE4_ELSE(9) MOE4_LEAF_1_96(type, 80) MOE4_ELSE(10) MOE4_IF(0, 11)             \
     MOE4_LEAF_1_96(type, 88) MOE4_ELSE(11) MOE4_LEAF_1_96(type, 96)
 #define MOE4_SUM4(m, n) "+f"(d[m][n][0]), "+f"(d[m][n][1]), "+f"(d[m][n][2]), "+f"(d[m][n][3])
 #define MOE4_SUMS12(m)                                                                                      \
@@ -125,19 +125,19 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_A4(s, m) "r"(a[s][m][0]), "r"(a[s][m][1]), "r"(a[s][m][2]), "r"(a[s][m][3])
 #define MOE4_WGMMA_GROUP(name, type)                                                                        \
     __device__ __forceinline__ void name(float (&d)[2][20][4], const std::uint32_t (&a)[2][2][4],           \
-                                         std::uint64_t step0, std::uint32_t leaf) {                                      \
-        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"                            \
-            MOE4_BITS("%178") MOE4_TREE_2_160(type) "DONE:\n}\n"                                                                   \
+                                         std::uint64_t step0, std::uint32_t leaf) {                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"   \
+            MOE4_BITS("%178") MOE4_TREE_2_160(type) "DONE:\n}\n"                                            \
             : MOE4_SUMS20(0), MOE4_SUMS20(1)                                                                \
-            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "l"(step0), "l"(step0 + 2), "r"(leaf)    \
+            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "l"(step0), "l"(step0 + 2), "r"(leaf) \
             : "memory");                                                                                    \
     }                                                                                                       \
     __device__ __forceinline__ void name(float (&d)[1][12][4], const std::uint32_t (&a)[2][1][4],           \
-                                         std::uint64_t step0, std::uint32_t leaf) {                                      \
-        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"                            \
-            MOE4_BITS("%58") MOE4_TREE_1_96(type) "DONE:\n}\n"                                                                   \
+                                         std::uint64_t step0, std::uint32_t leaf) {                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"   \
+            MOE4_BITS("%58") MOE4_TREE_1_96(type) "DONE:\n}\n"                                              \
             : MOE4_SUMS12(0)                                                                                \
-            : MOE4_A4(0, 0), MOE4_A4(1, 0), "l"(step0), "l"(step0 + 2), "r"(leaf)                                  \
+            : MOE4_A4(0, 0), MOE4_A4(1, 0), "l"(step0), "l"(step0 + 2), "r"(leaf)                           \
             : "memory");                                                                                    \
     }
 MOE4_WGMMA_GROUP(wgmma_group_bf16, "bf16")

@@ -1,6 +1,6 @@
 #pragma once
-// The walk over a persistent block's items, and what happens to the sums of a tile: both GEMMs share them,
-// since their warps hold the same rows. Tile has Format, kGateUp, kHalfRows and kTileRows.
+// What the warps of both GEMMs need: rings, items, shared memory, factors. And what happens to the sums of an
+// mma tile; Tile has Format and kHalfRows.
 #include "backends/cuda/activations.cuh"
 #include "backends/cuda/decode.cuh"
 #include "backends/cuda/encode.cuh"
@@ -27,27 +27,11 @@ __device__ inline Segment load_segment(const Segment* at) {
     return {bits.x, bits.y, bits.z, bits.w};
 }
 
-/// visit(segment, tile) for this block's items: each segment with `num_tiles` tiles. The next segment is on
-/// its way while one is visited.
-template <class Visit>
-__device__ void for_each_item(const GroupedGemm& gemm, int num_tiles, const Visit& visit) {
-    const int num_items = __ldcg(gemm.num_segments) * num_tiles;
-    int item = static_cast<int>(blockIdx.x);
-    if (item >= num_items) return;
-    Segment segment = load_segment(gemm.segments + item / num_tiles);
-    while (true) {
-        const int next = item + static_cast<int>(gridDim.x);
-        Segment next_segment{};
-        if (next < num_items) next_segment = load_segment(gemm.segments + next / num_tiles);
-        visit(segment, item % num_tiles);
-        if (next >= num_items) return;
-        item = next;
-        segment = next_segment;
-    }
-}
-template <class Tile, class Visit>
-__device__ void for_each_item(const GroupedGemm& gemm, const Visit& visit) {
-    for_each_item(gemm, (gemm.out_size + Tile::kTileRows - 1) / Tile::kTileRows, visit);
+/// Returns when so many of a segment's tiles are finished.
+__device__ inline void await_tiles(const std::int32_t* finished, int num_tiles) {
+    int now = 0;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(finished) : "memory");
+    while (now < num_tiles);
 }
 
 __device__ inline std::uint32_t load_shared_word(std::uint32_t address) {

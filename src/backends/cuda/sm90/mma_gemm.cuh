@@ -152,12 +152,6 @@ __device__ inline MmaItem await_item(const MmaBlock& block, const RingPosition& 
     return block.shared.items[slot.stage];
 }
 
-__device__ inline void await_tiles(const std::int32_t* finished, int num_tiles) {
-    int now = 0;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(finished) : "memory");
-    while (now < num_tiles);
-}
-
 /// A warp; each lane copies its own rows.
 template <class Tile>
 __device__ void load_tokens(const MmaBlock& block, int lane) {

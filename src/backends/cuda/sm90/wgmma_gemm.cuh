@@ -1,11 +1,12 @@
 #pragma once
-// The grouped GEMM for many rows an expert: wgmma with weights from registers (decode.cuh) as the M operand
-// and token rows from shared memory. A persistent block walks over tiles with the rows of weights innermost,
-// so that tokens stay in L2. One lane loads weights, one loads tokens, whole warpgroups multiply: one or two
-// m64 tiles each (wgmma_shape.hpp).
+// The two GEMMs of a layer for many rows an expert, in one kernel: wgmma with weights from registers
+// (decode.cuh) as the M operand and token rows from shared memory. Persistent blocks claim items as in
+// mma_gemm.cuh, tiles of weight rows innermost, so that tokens stay in L2. Of four warps one loads tokens,
+// one claims items and loads weights, one plans, one publishes; the other warpgroups multiply, one or two m64
+// tiles each (wgmma_shape.hpp).
 //
 // While the tensor cores work on one word of every row (two k16 steps), the next one is decoded into the
-// other half of the A registers.
+// other half of the A registers, and words behind that come from shared memory.
 //
 // Which weight row is which row of an m64 tile is free to choose:
 //     gate_up: warp t of a warpgroup has indices 64 t + 8 u + g of a 256-chunk for unit u (an m64 tile of the
@@ -120,12 +121,6 @@ private:
     int gate_up_tiles_, down_tiles_;
     int num_gate_up_, num_items_;
 };
-
-__device__ inline void await_tiles(const std::int32_t* finished, int num_tiles) {
-    int now = 0;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(finished) : "memory");
-    while (now < num_tiles);
-}
 
 /// One thread: claims items and loads their weights.
 template <class Tile, class Shared>
