@@ -79,14 +79,16 @@ struct InPlaceTiles {
     static void pack_pair(const Nvfp4View& m, std::int64_t row, std::int64_t col, PackedHalf& left,
                           PackedHalf& right) {
         const std::int64_t num_cols = m.cols - col < kPairCols ? m.cols - col : kPairCols;
-        const std::int64_t num_rows = m.rows - row;
+        if (row >= m.rows) {  // sizes are multiples of 16: all rows or none
+            left = right = {};
+            return;
+        }
         const auto codes_mask = static_cast<__mmask64>(~std::uint64_t{0} >> (64 - num_cols / 2));
         const std::uint8_t* codes = m.packed + row * m.packed_stride + col / 2;
         __m512i lines[kPackedHalfRows];
 #pragma GCC unroll 16
         for (int r = 0; r < kPackedHalfRows; ++r) {
-            lines[r] = _mm512_maskz_loadu_epi8(r < num_rows ? codes_mask : __mmask64{0},
-                                               codes + r * m.packed_stride);
+            lines[r] = _mm512_maskz_loadu_epi8(codes_mask, codes + r * m.packed_stride);
         }
         transpose(lines);
 #pragma GCC unroll 8
@@ -100,8 +102,7 @@ struct InPlaceTiles {
         __m128i eights[kPackedHalfRows];
 #pragma GCC unroll 16
         for (int r = 0; r < kPackedHalfRows; ++r) {
-            eights[r] =
-                _mm_maskz_loadu_epi8(r < num_rows ? scales_mask : __mmask16{0}, scales + r * m.scale_stride);
+            eights[r] = _mm_maskz_loadu_epi8(scales_mask, scales + r * m.scale_stride);
         }
         __m512i transposed[2];
         transpose_bytes(eights, transposed);
