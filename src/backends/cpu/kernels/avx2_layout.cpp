@@ -20,7 +20,6 @@ void pack(const InPlaceTiles& tiles, std::uint8_t* out) {
     const std::int64_t num_chunks = (matrix.cols + kPackedChunkCols - 1) / kPackedChunkCols;
     for (std::int64_t tile = 0; tile * tiles.tile_rows < matrix.rows; ++tile) {
         for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-            tiles.fetch_ahead(tile, chunk);
             alignas(64) PackedChunk scratch;
             stream(tiles.chunk(tile, chunk, scratch), *packed++);
         }

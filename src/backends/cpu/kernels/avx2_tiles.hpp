@@ -71,6 +71,7 @@ struct InPlaceTiles {
     explicit InPlaceTiles(const DownTask& task) : InPlaceTiles(task.expert->down) {}
 
     const PackedChunk& chunk(std::int64_t tile, std::int64_t i, PackedChunk& scratch) const {
+        fetch_ahead(tile, i);
         for (int half = 0; half < 2; ++half) {
             const std::int64_t row = tile * tile_rows + half * second_half;
             const std::int64_t num_blocks =
@@ -114,9 +115,7 @@ struct InPlaceTiles {
             __m256i rows[kLanes];
 #pragma GCC unroll 8
             for (std::int64_t r = 0; r < kLanes; ++r) {
-                const std::uint8_t* from = codes + r * m.packed_stride;
-                _mm_prefetch(reinterpret_cast<const char*>(from) + 256, _MM_HINT_T0);
-                rows[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+                rows[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + r * m.packed_stride));
             }
             transpose(rows);
 #pragma GCC unroll 8
@@ -134,17 +133,24 @@ struct InPlaceTiles {
 
     /// 4 scales of each of 8 rows.
     static void pack_scales(const std::uint8_t* scales, std::int64_t stride, PackedHalf& half, int lane) {
-        alignas(32) std::uint8_t rows[kLanes][kPackedChunkBlocks];
-        for (int r = 0; r < kLanes; ++r) __builtin_memcpy(rows[r], scales + r * stride, kPackedChunkBlocks);
-        const __m256i by_block =
-            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-        const __m256i four_rows =
-            _mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i*>(rows)), by_block);
-        alignas(32) std::uint8_t blocks[kPackedChunkBlocks][kLanes];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(blocks),
-                           _mm256_permutevar8x32_epi32(four_rows, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-        for (int b = 0; b < kPackedChunkBlocks; ++b)
-            __builtin_memcpy(&half.scale[b][lane], blocks[b], kLanes);
+        const auto row = [&](std::int64_t r) {
+            std::int32_t four;
+            __builtin_memcpy(&four, scales + r * stride, sizeof(four));
+            return four;
+        };
+        const __m256i rows =
+            _mm256_setr_epi32(row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7));
+        const __m256i by_block = _mm256_shuffle_epi8(
+            rows,
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+        const __m256i blocks =
+            _mm256_permutevar8x32_epi32(by_block, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        for (int pair = 0; pair < 2; ++pair) {
+            const __m128i two =
+                pair == 0 ? _mm256_castsi256_si128(blocks) : _mm256_extracti128_si256(blocks, 1);
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(&half.scale[2 * pair][lane]), two);
+            _mm_storeh_pd(reinterpret_cast<double*>(&half.scale[2 * pair + 1][lane]), _mm_castsi128_pd(two));
+        }
     }
 };
 
