@@ -423,6 +423,14 @@ TEST(CpuPlan, RefusesImpossibleProblems) {
     EXPECT_NE(refused([](Problem& p) { p.max_tokens = -1; }), "none");
     EXPECT_NE(refused([](Problem& p) { p.max_tokens = std::int64_t{1} << 40; }), "none");
     EXPECT_NE(refused([](Problem& p) { p.experts = {3, 2}; }), "none");
+    EXPECT_EQ(
+        refused([](Problem& p) {
+            p.precision = Precision::w4a4;
+            p.activation_scale = ActivationScale::dynamic;
+            p.batch_invariant = true;
+        }),
+        "batch_invariant is set with dynamic activation scales, which depend on the batch; expected another "
+        "activation scale");
 }
 
 // Weights.

@@ -201,9 +201,11 @@ void run(int argc, char** argv) {
         const char* const kind = chosen.uses_wgmma ? "wgmma" : "mma";
         std::printf("%s %s M=%ld: %.1f us, %.2fx floor (%s %d)", argv[at],
                     problem.precision == Precision::w4a4 ? "w4a4" : "w4a16", static_cast<long>(m), us,
-                    us / bench.floor_us(), kind, chosen.mma_shape);
+                    us / bench.floor_us(), kind, chosen.uses_wgmma ? chosen.wgmma_shape : chosen.mma_shape);
         if (sweeps) {
-            std::printf(" | wgmma %.1f", bench.time({.uses_wgmma = true}, 5));
+            for (int shape = 0; shape < sm90::kNumWgmmaShapes; ++shape)
+                std::printf(" | wgmma %d %.1f", shape,
+                            bench.time({.uses_wgmma = true, .wgmma_shape = shape}, 5));
             for (int shape = 0; shape < sm90::kNumMmaShapes; ++shape)
                 std::printf(" | mma %d %.1f", shape, bench.time({.mma_shape = shape}, 5));
         }

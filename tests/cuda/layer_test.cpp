@@ -2,6 +2,7 @@
 // large.
 #include <gtest/gtest.h>
 
+#include "backends/cuda/kernel_list.hpp"
 #include "conformance/layer_runner.hpp"
 #include "cuda/device_tensor.hpp"
 #include "moe/routers.hpp"
@@ -158,6 +159,16 @@ TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
                 << count << " tokens";
         }
     }
+}
+
+TEST(CudaKernels, BatchInvarianceLeavesTheOneThatSumsAlikeAtEverySize) {
+    Problem problem{.precision = Precision::w4a4};
+    EXPECT_EQ(cuda::choose_kernels(problem, 8, "").choices.size(), 2U);
+    problem.batch_invariant = true;
+    const Plan plan = cuda::choose_kernels(problem, 8, "");
+    ASSERT_EQ(plan.choices.size(), 1U);
+    EXPECT_EQ(plan.choices[0].kernel, "sm90_w4a4_wgmma");
+    EXPECT_NE(plan.rejections.back().reason.find("batch_invariant"), std::string::npos);
 }
 
 TEST_F(CudaLayer, RunsOnTheDeviceAskedForAndLeavesTheCurrentOneAlone) {
