@@ -32,18 +32,23 @@ const cpu::Kernel& kernel_named(std::string_view name) {
     throw std::logic_error("no kernel " + std::string(name));
 }
 
-template <class Mode>
+template <class Mode, class Tiles>
 cpu::Kernel on_emulated_tiles(const cpu::Kernel& amx) {
-    cpu::Kernel kernel = cpu::make_amx_kernel<EmulatedMachine, Mode>();
+    cpu::Kernel kernel = cpu::make_amx_kernel<EmulatedMachine, Mode, Tiles>(amx.layout);
     kernel.name = amx.name;
     kernel.combine = amx.combine;
     return kernel;
 }
-const cpu::Kernel kAmxW4a4 = on_emulated_tiles<cpu::W4a4>(cpu::amx::kW4a4);
-const cpu::Kernel kAmxW4a16 = on_emulated_tiles<cpu::W4a16>(cpu::amx::kW4a16);
+const cpu::Kernel kAmxW4a4 = on_emulated_tiles<cpu::W4a4, cpu::PackedTiles>(cpu::amx::kW4a4);
+const cpu::Kernel kAmxW4a4InPlace = on_emulated_tiles<cpu::W4a4, cpu::InPlaceTiles>(cpu::amx::kW4a4InPlace);
+const cpu::Kernel kAmxW4a16 = on_emulated_tiles<cpu::W4a16, cpu::PackedTiles>(cpu::amx::kW4a16);
+const cpu::Kernel kAmxW4a16InPlace =
+    on_emulated_tiles<cpu::W4a16, cpu::InPlaceTiles>(cpu::amx::kW4a16InPlace);
 
 const cpu::Kernel* const kKernels[] = {&kAmxW4a4,
+                                       &kAmxW4a4InPlace,
                                        &kAmxW4a16,
+                                       &kAmxW4a16InPlace,
                                        &cpu::avx512_vnni::kW4a4,
                                        &cpu::avx512_vnni::kW4a4InPlace,
                                        &cpu::avx512_bf16::kW4a16,
@@ -164,9 +169,7 @@ TEST(Amx, W4a16KeepsLargeActivations) {
 }
 
 TEST(Amx, InstructionsMatchTheirEmulation) {
-    const cpu::Kernel& w4a4 = kernel_named("amx_w4a4");
-    const cpu::Kernel& w4a16 = kernel_named("amx_w4a16");
-    if (const Support support = cpu::availability(w4a4, cpu::read_allowed({})); !support)
+    if (const Support support = cpu::availability(kernel_named("amx_w4a4"), cpu::read_allowed({})); !support)
         GTEST_SKIP() << support.reason;
     for (const std::int64_t num_tokens : {1, 9, 16, 17, 33, 70, 130}) {
         const Case c{.name = "instructions",
@@ -175,7 +178,8 @@ TEST(Amx, InstructionsMatchTheirEmulation) {
         RandomLayer layer(c.layer);
         const Input input =
             random_input(layer.weights().config, c.num_tokens, c.top_k, c.ids, layer.random());
-        for (const auto& [real, emulation] : {std::pair{&w4a4, &kAmxW4a4}, std::pair{&w4a16, &kAmxW4a16}}) {
+        for (const cpu::Kernel* emulation : {&kAmxW4a4, &kAmxW4a4InPlace, &kAmxW4a16, &kAmxW4a16InPlace}) {
+            const cpu::Kernel* real = &kernel_named(emulation->name);
             const auto output = run({real}, ActivationScale::layer_max, c, layer.weights(), input);
             const auto expected = run({emulation}, ActivationScale::layer_max, c, layer.weights(), input);
             EXPECT_EQ(count_differences(output, expected), 0U) << real->name << " " << seed_note();

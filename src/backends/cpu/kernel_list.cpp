@@ -9,7 +9,7 @@ namespace moe4::cpu {
 
 #ifdef MOE4_X86_KERNELS
 namespace amx {
-extern const Kernel kW4a16, kW4a4;
+extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
 }
 namespace avx2 {
 extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
@@ -35,7 +35,9 @@ constexpr const Kernel* kKernels[] = {
     // best first; add yours here
 #ifdef MOE4_X86_KERNELS
     &amx::kW4a4,
+    &amx::kW4a4InPlace,
     &amx::kW4a16,
+    &amx::kW4a16InPlace,
     &avx512_vnni::kW4a4,
     &avx512_vnni::kW4a4InPlace,
     &avx512_bf16::kW4a16,

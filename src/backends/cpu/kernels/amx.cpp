@@ -1,7 +1,8 @@
 // The instructions of the AMX kernels: AMX tiles, and AVX-512 with FP16 to decode weights. The tile
 // instructions are assembly with a memory clobber, which gcc's intrinsics lack.
 #include "backends/cpu/kernels/amx_tiles.hpp"
-#include "backends/cpu/kernels/avx512_vector.hpp"
+#include "backends/cpu/kernels/avx512_in_place.hpp"
+#include "backends/cpu/kernels/packed_tiles.hpp"
 
 namespace moe4::cpu::amx {
 namespace {
@@ -101,14 +102,6 @@ struct Machine {
                                 _mm512_set1_epi16(static_cast<short>(0x8FFF)));
     }
 
-    /// What will be decoded some blocks later. Inline: gcc takes a function that only prefetches for one
-    /// without effects and drops its calls.
-    [[gnu::always_inline]] static void prefetch(const std::uint8_t* block) {
-        constexpr std::size_t kAhead = 6144;
-        for (std::size_t i = 0; i < 3; ++i)
-            _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead + i * 64, _MM_HINT_T1);
-    }
-
     using Block = __m256i;  // 16 bf16 values
 
     static __m256i load_bf16(const std::uint16_t* x) {
@@ -182,8 +175,12 @@ constexpr Kernel complete(Kernel kernel, const char* name) {
 
 }  // namespace
 
-extern const Kernel kW4a4, kW4a16;
-const Kernel kW4a4 = complete(make_amx_kernel<Machine, W4a4>(), "amx_w4a4");
-const Kernel kW4a16 = complete(make_amx_kernel<Machine, W4a16>(), "amx_w4a16");
+extern const Kernel kW4a16, kW4a16InPlace, kW4a4, kW4a4InPlace;
+const Kernel kW4a4 = complete(make_amx_kernel<Machine, W4a4, PackedTiles>(&kPackedLayout), "amx_w4a4");
+const Kernel kW4a4InPlace =
+    complete(make_amx_kernel<Machine, W4a4, InPlaceTiles>(nullptr), "amx_w4a4_in_place");
+const Kernel kW4a16 = complete(make_amx_kernel<Machine, W4a16, PackedTiles>(&kPackedLayout), "amx_w4a16");
+const Kernel kW4a16InPlace =
+    complete(make_amx_kernel<Machine, W4a16, InPlaceTiles>(nullptr), "amx_w4a16_in_place");
 
 }  // namespace moe4::cpu::amx

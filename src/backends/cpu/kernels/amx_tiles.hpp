@@ -81,10 +81,10 @@ struct W4a16 {
 /// 16 rows x 16 columns as bf16 bits of w * 2^-112: as fp16 the code's value is 2^8 times itself and the
 /// scale 2^-8; their product is exact and normal, and its bits moved by three read 2^-112 of it as bf16.
 template <class Machine>
-[[gnu::always_inline]] inline void decode_block(const PackedHalf& half, std::int64_t block,
+[[gnu::always_inline]] inline void decode_block(const PackedHalf& half, std::uint64_t block,
                                                 std::uint8_t* out) {
     const auto scales = Machine::expand_scales(half.scale[block]);
-    const auto decode_eight_columns = [&](std::int64_t i, std::uint8_t* to) __attribute__((always_inline)) {
+    const auto decode_eight_columns = [&](std::uint64_t i, std::uint8_t* to) __attribute__((always_inline)) {
         const auto codes = Machine::load(half.codes[i]);
         Machine::store(to, Machine::template decode<0>(codes, scales));
         Machine::store(to + 64, Machine::template decode<1>(codes, scales));
@@ -98,24 +98,30 @@ template <class Machine>
 /// Chunks that are decoded a few blocks at a time, between the tile instructions that multiply others: the
 /// tiles leave the vector units idle, and a core does not look far enough ahead to mix two long stretches.
 /// Weight tiles lie in the order of their use: for every kBlocksPerTile blocks the first half, the second.
-template <class Machine, class Mode>
+template <class Machine, class Mode, class Tiles>
 class Decoding {
 public:
-    Decoding(const PackedChunk* chunks, std::int64_t num_chunks, std::uint8_t* out)
-        : chunks_(chunks), out_(out), num_blocks_(2 * kPackedChunkBlocks * num_chunks) {}
+    /// Chunks [first, first + count) of the tile at `row`, which may be rearranged in `scratch` before.
+    Decoding(const Tiles& tiles, std::int64_t row, std::int64_t first, std::int64_t count,
+             PackedChunk* scratch, std::uint8_t* out)
+        : tiles_(tiles),
+          row_(row),
+          first_block_(first * kPackedChunkBlocks),
+          chunks_(tiles.chunks(row, first, count, scratch)),
+          out_(out),
+          num_blocks_(static_cast<std::uint64_t>(2 * kPackedChunkBlocks * count)) {}
 
-    std::int64_t num_left() const { return num_blocks_ - next_; }
+    std::int64_t num_left() const { return static_cast<std::int64_t>(num_blocks_ - next_); }
 
     template <int kCount>
     [[gnu::always_inline]] void decode() {
 #pragma GCC unroll 4
         for (int i = 0; i < kCount; ++i, ++next_) {
-            const std::int64_t block =
-                next_ / (2 * Mode::kBlocksPerTile) * Mode::kBlocksPerTile + next_ % Mode::kBlocksPerTile;
-            const PackedHalf& half =
-                chunks_[block / kPackedChunkBlocks].half[next_ / Mode::kBlocksPerTile % 2];
-            Machine::prefetch(reinterpret_cast<const std::uint8_t*>(chunks_) +
-                              next_ * std::int64_t{sizeof(PackedHalf)} / kPackedChunkBlocks);
+            constexpr std::uint64_t kTogether = Mode::kBlocksPerTile;
+            const std::uint64_t block = next_ / (2 * kTogether) * kTogether + next_ % kTogether;
+            const PackedHalf& half = chunks_[block / kPackedChunkBlocks].half[next_ / kTogether % 2];
+            if (next_ % 2 == 0)
+                tiles_.fetch_ahead(row_, first_block_ + static_cast<std::int64_t>(next_ / 2), 1);
             decode_block<Machine>(half, block % kPackedChunkBlocks, out_ + next_ * kDecodedBlockBytes);
         }
     }
@@ -124,9 +130,11 @@ public:
     }
 
 private:
+    const Tiles& tiles_;
+    std::int64_t row_, first_block_;
     const PackedChunk* chunks_;
     std::uint8_t* out_;
-    std::int64_t num_blocks_, next_ = 0;
+    std::uint64_t num_blocks_, next_ = 0;  // of a half
 };
 
 /// Tiles of columns [first, last) of a group of rows: tiles 0 and 1 are its sums with the two halves, 2 its
@@ -135,12 +143,11 @@ private:
 /// No more tiles than these: the two hyperthreads of a core share what tiles are renamed to, and each tile
 /// that holds something takes one away. With 8 of them loads wait for each other and the tile unit idles half
 /// of the time, with 5 a tenth.
-template <class Machine, class Mode, int kDecodes>
+template <class Machine, class Mode, int kDecodes, class Tiles>
 void multiply_tiles(const std::uint8_t* cells, std::size_t cell_step, const std::uint8_t* decoded,
-                    std::int64_t first, std::int64_t last, Decoding<Machine, Mode>& next_decoding) {
+                    std::int64_t first, std::int64_t last, Decoding<Machine, Mode, Tiles>& next) {
     constexpr std::int64_t kTilesPerCell = 2 / Mode::kBlocksPerTile;
     constexpr std::int64_t kWeightBytes = Mode::kBlocksPerTile * kDecodedBlockBytes;
-    auto next = next_decoding;  // in registers
     for (std::int64_t i = first; i < last; ++i) {
         const std::uint8_t* x =
             cells + static_cast<std::size_t>(i / kTilesPerCell) * cell_step + i % kTilesPerCell * 32;
@@ -153,7 +160,6 @@ void multiply_tiles(const std::uint8_t* cells, std::size_t cell_step, const std:
         Machine::template multiply_add<1, 2, 3>();
         next.template decode<kDecodes - kDecodes / 2>();
     }
-    next_decoding = next;
 }
 
 /// A group's sums: [half][row][weight row].
@@ -161,6 +167,7 @@ using GroupSums = float[2][kTileRows][kPackedHalfRows];
 
 struct Scratch {
     alignas(64) std::uint8_t decoded[2][kMaxStepChunks * kDecodedBytes];
+    alignas(64) PackedChunk packed[kMaxStepChunks];  // of InPlaceTiles
     alignas(64) GroupSums sums[kMaxGroups];
 };
 
@@ -168,13 +175,14 @@ inline std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) { ret
 
 /// Sums of some groups of rows times every tile of weights in turn. A tile is walked in steps of chunks:
 /// while one is multiplied, the next, which may be the next tile's first, is decoded into the other buffer.
-template <class Machine, class Mode>
+template <class Machine, class Mode, class Tiles>
 class TileWalk {
 public:
-    TileWalk(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols, const Panel& panel,
-             const std::uint8_t* rows, std::int64_t num_groups, Scratch& scratch)
-        : weights_(weights),
-          num_tiles_(num_tiles),
+    TileWalk(const Tiles& tiles, std::int64_t first_row, std::int64_t last_row, std::int64_t cols,
+             const Panel& panel, const std::uint8_t* rows, std::int64_t num_groups, Scratch& scratch)
+        : tiles_(tiles),
+          first_row_(first_row),
+          last_row_(last_row),
           num_blocks_(cols / kBlock),
           num_chunks_(divide_up(cols, kPackedChunkCols)),
           panel_(panel),
@@ -183,32 +191,32 @@ public:
           step_(num_groups <= 2 ? 2 : kMaxStepChunks),
           scratch_(scratch) {}
 
-    /// use(tile) when the scratch holds its sums.
+    /// use(row) when the scratch holds the sums of the tile that starts there.
     template <class Use>
     void run(const Use& use) {
         int buffer = 0;
-        decoding(0, 0, buffer).finish();
-        for (std::int64_t tile = 0; tile < num_tiles_; ++tile) {
+        decoding(first_row_, 0, buffer).finish();
+        for (std::int64_t row = first_row_; row < last_row_; row += tiles_.tile_rows) {
             for (std::int64_t chunk = 0; chunk < num_chunks_; chunk += step_, buffer = 1 - buffer) {
-                auto next = ends_tile(chunk) ? decoding(tile + 1, 0, 1 - buffer)
-                                             : decoding(tile, chunk + step_, 1 - buffer);
+                auto next = ends_tile(chunk) ? decoding(row + tiles_.tile_rows, 0, 1 - buffer)
+                                             : decoding(row, chunk + step_, 1 - buffer);
                 for (std::int64_t group = 0; group < num_groups_; ++group)
                     multiply(group, chunk, buffer, next);
                 next.finish();
             }
-            use(tile);
+            use(row);
         }
     }
 
 private:
     bool ends_tile(std::int64_t chunk) const { return chunk + step_ >= num_chunks_; }
 
-    Decoding<Machine, Mode> decoding(std::int64_t tile, std::int64_t chunk, int buffer) const {
-        return {weights_ + tile * num_chunks_ + chunk,
-                tile < num_tiles_ ? smaller(step_, num_chunks_ - chunk) : 0, scratch_.decoded[buffer]};
+    Decoding<Machine, Mode, Tiles> decoding(std::int64_t row, std::int64_t chunk, int buffer) const {
+        const std::int64_t count = row < last_row_ ? smaller(step_, num_chunks_ - chunk) : 0;
+        return {tiles_, row, chunk, count, scratch_.packed, scratch_.decoded[buffer]};
     }
 
-    void multiply(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine, Mode>& next) {
+    void multiply(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine, Mode, Tiles>& next) {
         const bool keeps_sums = num_groups_ == 1;  // in their tiles, from the first step to the last
         GroupSums& sums = scratch_.sums[group];
         if (chunk == 0) {
@@ -225,7 +233,8 @@ private:
         }
     }
 
-    void multiply_step(std::int64_t group, std::int64_t chunk, int buffer, Decoding<Machine, Mode>& next) {
+    void multiply_step(std::int64_t group, std::int64_t chunk, int buffer,
+                       Decoding<Machine, Mode, Tiles>& next) {
         const std::int64_t block = chunk * kPackedChunkBlocks;
         const std::int64_t num_tiles =
             divide_up(smaller(step_ * kPackedChunkBlocks, num_blocks_ - block), Mode::kBlocksPerTile);
@@ -245,8 +254,9 @@ private:
                      : multiply_and_decode.template operator()<4>();
     }
 
-    const PackedChunk* weights_;
-    std::int64_t num_tiles_, num_blocks_, num_chunks_;
+    const Tiles& tiles_;
+    std::int64_t first_row_, last_row_;
+    std::int64_t num_blocks_, num_chunks_;
     const Panel& panel_;
     const std::uint8_t* rows_;
     std::int64_t num_groups_;
@@ -254,19 +264,20 @@ private:
     Scratch& scratch_;
 };
 
-/// Sums of all rows times every tile of weights in turn. Calls use(sums, first_group, num_groups, tile).
-template <class Machine, class Mode, class Use>
-void for_each_tile(const PackedChunk* weights, std::int64_t num_tiles, std::int64_t cols,
+/// Sums of all rows times the tiles in [first_row, last_row) in turn. Calls use(sums, first_group,
+/// num_groups, row) for the tile that starts at `row`.
+template <class Machine, class Mode, class Tiles, class Use>
+void for_each_tile(const Tiles& tiles, std::int64_t first_row, std::int64_t last_row,
                    const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
     const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
     const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting, kMaxGroups);
     Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
     for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
         const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
-        TileWalk<Machine, Mode> walk(weights, num_tiles, cols, panel,
-                                     panel_data + static_cast<std::size_t>(group) * panel.group_bytes(),
-                                     num_groups, scratch);
-        walk.run([&](std::int64_t tile) { use(scratch.sums, group, num_groups, tile); });
+        TileWalk<Machine, Mode, Tiles> walk(
+            tiles, first_row, last_row, tiles.cols, panel,
+            panel_data + static_cast<std::size_t>(group) * panel.group_bytes(), num_groups, scratch);
+        walk.run([&](std::int64_t row) { use(scratch.sums, group, num_groups, row); });
     }
     Machine::release_tiles();
 }
@@ -281,12 +292,12 @@ void for_each_group(const GroupSums* sums, std::int64_t first_group, std::int64_
     }
 }
 
-template <class Machine, class Mode>
+template <class Machine, class Mode, class Tiles>
 void gate_up(const GateUpTask& task) {
+    Tiles tiles;
+    set_tiles(tiles, task);
     const Panel panel(task.num_rows, task.hidden_size);
     const Panel h_panel(task.num_rows, task.intermediate_size);
-    const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_gate_up) +
-                          task.first / kPackedHalfRows * divide_up(task.hidden_size, kPackedChunkCols);
     const auto store_h = [&](std::int64_t first_row, std::int64_t count, const GroupSums& sums,
                              std::int64_t i) {
         typename Machine::Block h[kTileRows];
@@ -304,21 +315,20 @@ void gate_up(const GateUpTask& task) {
         }
     };
     for_each_tile<Machine, Mode>(
-        weights, (task.last - task.first) / kPackedHalfRows, task.hidden_size, task.panel, panel,
-        *reinterpret_cast<Scratch*>(task.scratch),
-        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t tile) {
+        tiles, task.first, task.last, task.panel, panel, *reinterpret_cast<Scratch*>(task.scratch),
+        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t i) {
             for_each_group(sums, first_group, num_groups, panel,
                            [&](std::int64_t row, std::int64_t count, const GroupSums& group) {
-                               store_h(row, count, group, task.first + tile * kPackedHalfRows);
+                               store_h(row, count, group, i);
                            });
         });
 }
 
-template <class Machine, class Mode>
+template <class Machine, class Mode, class Tiles>
 void down(const DownTask& task) {
+    Tiles tiles;
+    set_tiles(tiles, task);
     const Panel panel(task.num_rows, task.intermediate_size);
-    const auto* weights = reinterpret_cast<const PackedChunk*>(task.expert->packed_down) +
-                          task.first / kPackedTileRows * divide_up(task.intermediate_size, kPackedChunkCols);
     const auto store_y = [&](std::int64_t first_row, std::int64_t count, const GroupSums& sums,
                              std::int64_t c) {
         for (std::int64_t r = 0; r < count; ++r) {
@@ -330,12 +340,11 @@ void down(const DownTask& task) {
         }
     };
     for_each_tile<Machine, Mode>(
-        weights, divide_up(task.last - task.first, kPackedTileRows), task.intermediate_size, task.panel,
-        panel, *reinterpret_cast<Scratch*>(task.scratch),
-        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t tile) {
+        tiles, task.first, task.last, task.panel, panel, *reinterpret_cast<Scratch*>(task.scratch),
+        [&](const GroupSums* sums, std::int64_t first_group, std::int64_t num_groups, std::int64_t c) {
             for_each_group(sums, first_group, num_groups, panel,
                            [&](std::int64_t row, std::int64_t count, const GroupSums& group) {
-                               store_y(row, count, group, tile * kPackedTileRows);
+                               store_y(row, count, group, c - task.first);
                            });
         });
 }
@@ -422,14 +431,17 @@ inline std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
 }
 
 /// What the machine's file completes: name, needs and combine.
-template <class Machine, class Mode>
-constexpr Kernel make_amx_kernel() {
+template <class Machine, class Mode, class Tiles>
+constexpr Kernel make_amx_kernel(const PackedLayout* layout) {
     constexpr bool kIsW4a4 = Mode::kBlocksPerTile == 1;
     return {.name = nullptr,
             .needs = 0,
             .precision = kIsW4a4 ? Precision::w4a4 : Precision::w4a16,
-            .layout = &kPackedLayout,
-            .min_rows = kIsW4a4 ? 9 : 1,
+            .layout = layout,
+            // In place the rows are counted, not timed: from 32 on rearranging is a tenth of the work.
+            .min_rows = !kIsW4a4            ? 1
+                        : layout != nullptr ? 5
+                                            : 32,
             .encodes_h = kIsW4a4,  // w4a16 needs a row's largest h first
             .encoded_bytes = encoded_bytes<Mode>,
             .encode_rows = encode_rows<Machine, Mode>,
@@ -439,8 +451,8 @@ constexpr Kernel make_amx_kernel() {
             .gate_up_tile = kPackedHalfRows,
             .down_tile = kPackedTileRows,
             .scratch_bytes = scratch_bytes,
-            .gate_up = gate_up<Machine, Mode>,
-            .down = down<Machine, Mode>,
+            .gate_up = gate_up<Machine, Mode, Tiles>,
+            .down = down<Machine, Mode, Tiles>,
             .combine = nullptr,
             .order = kIsW4a4 ? moe::SumOrder{} : moe::SumOrder{moe::SumOrder::two_chains, 4},
             .peak = kIsW4a4 ? "amx_bf16_k16" : "amx_bf16_k32"};

@@ -11,18 +11,15 @@
 //   DecodedRows(PackedRows)               the same, decoded for L1
 //   kDecodedBlocks                        how many of these, two halves each, fit there
 //   add_block<kRows>(w, x, sum)           sum[half][r] += x[r] . w[half], block by block
-#include "backends/cpu/kernels/avx512_vector.hpp"
-#include "backends/cpu/packed_layout.hpp"
+#include "backends/cpu/kernels/packed_tiles.hpp"
 
 namespace moe4::cpu {
 namespace {
 
-constexpr int kGroupRows = 8;         // two halves of a tile times 8 rows are 16 of 32 registers
-constexpr int kMaxGroups = 64;        // that share a decoded piece: bounds the scratch
-constexpr int kPrefetchAhead = 4096;  // bytes of packed weights
+constexpr int kGroupRows = 8;   // two halves of a tile times 8 rows are 16 of 32 registers
+constexpr int kMaxGroups = 64;  // that share a decoded piece: bounds the scratch
 
 inline std::int64_t num_blocks(std::int64_t cols) { return cols / kNvfp4BlockSize; }
-inline std::int64_t num_chunks(std::int64_t cols) { return (cols + kPackedChunkCols - 1) / kPackedChunkCols; }
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 /// Panel: groups of 8 rows (the last one of fewer), within a group block by block, within a block row by row.
@@ -76,32 +73,6 @@ template <class Mode>
 std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) {
     return sizeof(Scratch<Mode>);
 }
-
-/// Tiles that lie packed in memory, one after the other.
-struct PackedTiles {
-    const std::uint8_t* packed;
-    std::int64_t cols;
-    std::int64_t tile_rows;      // that `row` counts: 16 intermediates or 32 columns of y
-    std::int64_t bytes_per_row;  // of these
-
-    static constexpr std::int64_t kBlockBytes = sizeof(PackedChunk) / kPackedChunkBlocks;
-    static constexpr std::int64_t kLinesPerBlock = kBlockBytes / 64 + 1;
-    static constexpr std::int64_t kLinesToFetch = kLinesPerBlock;  // a block, while others are multiplied
-
-    std::int64_t tile_bytes() const { return tile_rows * bytes_per_row; }
-    const std::uint8_t* tile(std::int64_t row) const { return packed + row * bytes_per_row; }
-    const PackedChunk* chunks(std::int64_t row, std::int64_t first, std::int64_t /*count*/,
-                              PackedChunk* /*scratch*/) const {
-        return reinterpret_cast<const PackedChunk*>(tile(row)) + first;
-    }
-    /// What follows the tile's end is the next one that is not read at the same time.
-    [[gnu::always_inline]] void fetch_ahead(std::int64_t row, std::int64_t block,
-                                            std::int64_t tiles_at_once) const {
-        std::int64_t ahead = block * kBlockBytes + kPrefetchAhead;
-        if (ahead >= tile_bytes()) ahead += (tiles_at_once - 1) * tile_bytes();
-        prefetch(tile(row) + ahead, kLinesPerBlock);
-    }
-};
 
 /// Weights that are decoded where they are used; meanwhile those that come next are fetched.
 template <class Mode, class Tiles>
@@ -298,19 +269,6 @@ void store_h(const GateUpTask& task, const Group& group, std::int64_t r, std::in
     auto* panel = reinterpret_cast<typename Mode::EncodedBlock*>(task.h_panel);
     panel[block_index(group, task.intermediate_size, num_blocks(i), r)] =
         Mode::encode(h, task.input_scale[row]);
-}
-
-inline PackedTiles packed_tiles(const std::uint8_t* packed, std::int64_t cols, std::int64_t tile_rows) {
-    return {packed, cols, tile_rows,
-            num_chunks(cols) * static_cast<std::int64_t>(sizeof(PackedChunk)) / tile_rows};
-}
-
-/// The tiles of the two GEMMs.
-inline void set_tiles(PackedTiles& tiles, const GateUpTask& task) {
-    tiles = packed_tiles(task.expert->packed_gate_up, task.hidden_size, kPackedHalfRows);
-}
-inline void set_tiles(PackedTiles& tiles, const DownTask& task) {
-    tiles = packed_tiles(task.expert->packed_down, task.intermediate_size, kPackedTileRows);
 }
 
 template <class Mode, class Tiles>
