@@ -366,29 +366,29 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
 template <class Mode, class Tiles>
 constexpr Kernel make_kernel(const char* name, Precision precision, const PackedLayout* layout) {
     const bool is_w4a4 = precision == Precision::w4a4;
-    return {.name = name,
-            .needs = kAvx2,
-            .precision = precision,
-            .layout = layout,
-            .min_rows = 1,
-            .encodes_h = true,
-            .encoded_bytes = row_bytes<Mode>,
-            .encode_rows = encode_rows<Mode>,
-            .rows_per_group = kPanelGroupRows,
-            .panel_bytes = panel_bytes<Mode>,
-            .gather_rows = gather_rows<Mode>,
-            .gate_up_tile = kPackedHalfRows,
-            .down_tile = kPackedTileRows,
-            .scratch_bytes = scratch_bytes,
-            .gate_up = gate_up<Mode, Tiles>,
-            .down = down<Mode, Tiles>,
-            .combine = combine,
-            .order = is_w4a4 ? moe::SumOrder{} : moe::SumOrder{moe::SumOrder::fixed_blocks, 1},
-            // Of the operations 4 and 8 are vpmaddubsw. AMD has four ports, but two for 6 of w4a4's 11
-            // operations; Intel has three for all.
-            .peak = "vpmaddubsw",
-            .peak_share_amd = is_w4a4 ? 2.0 / 3.0 : 2.0 / (21.0 / 4),
-            .peak_share_intel = is_w4a4 ? 2.0 / (11.0 / 3.0) : 2.0 / (21.0 / 3)};
+    return {
+        .name = name,
+        .needs = kAvx2,
+        .precision = precision,
+        .layout = layout,
+        .min_rows = 1,
+        .encodes_h = true,
+        .encoded_bytes = row_bytes<Mode>,
+        .encode_rows = encode_rows<Mode>,
+        .rows_per_group = kPanelGroupRows,
+        .panel_bytes = panel_bytes<Mode>,
+        .gather_rows = gather_rows<Mode>,
+        .gate_up_tile = kPackedHalfRows,
+        .down_tile = kPackedTileRows,
+        .scratch_bytes = scratch_bytes,
+        .gate_up = gate_up<Mode, Tiles>,
+        .down = down<Mode, Tiles>,
+        .combine = combine,
+        .order = is_w4a4 ? moe::SumOrder{} : moe::SumOrder{moe::SumOrder::fixed_blocks, 1},
+        // On AMD 6 of the 11 operations of w4a4 share two ports and the 32 of w4a16 four; Intel has three.
+        .peak = "vpmaddubsw",
+        .peak_share_amd = is_w4a4 ? 2.0 / (6.0 / 2) : 2.0 / (32.0 / 4),
+        .peak_share_intel = is_w4a4 ? 2.0 / (11.0 / 3) : 2.0 / (32.0 / 3)};
 }
 
 }  // namespace
