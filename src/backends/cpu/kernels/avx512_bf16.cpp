@@ -58,27 +58,40 @@ struct W4a16 {
     static constexpr int kDecodedBlocks = 16;  // 18 KB
     static constexpr bool kRunsOneRowOnTwoTiles = false;
 
-    /// sum + s_w * (x . w)
-    [[gnu::always_inline]] static inline __m512 add(const EncodedBlock& x, const DecodedRows& w, __m512 sum) {
-        __m512 dot = _mm512_setzero_ps();
+    /// sum[half][r] += s_w * (x[r] . w[half]), pair by pair for all rows: a product waits for the one before
+    /// it in its sum, and the others fill the time.
+    template <int kRows>
+    [[gnu::always_inline]] static inline void add_rows(const DecodedRows& w0, const DecodedRows& w1,
+                                                       const EncodedBlock* x, __m512* sum0, __m512* sum1) {
+        __m512 dot0[kRows];
+        __m512 dot1[kRows];
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r) dot0[r] = dot1[r] = _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int i = 0; i < kPairs; ++i) {
-            std::int32_t pair;
-            __builtin_memcpy(&pair, x.value[i], 4);
-            dot = _mm512_dpbf16_ps(dot, __builtin_bit_cast(__m512bh, w.pair[i]),
-                                   __builtin_bit_cast(__m512bh, _mm512_set1_epi32(pair)));
+#pragma GCC unroll 2
+            for (int r = 0; r < kRows; ++r) {
+                std::int32_t pair;
+                __builtin_memcpy(&pair, x[r].value[i], 4);
+                const auto values = __builtin_bit_cast(__m512bh, _mm512_set1_epi32(pair));
+                dot0[r] = _mm512_dpbf16_ps(dot0[r], __builtin_bit_cast(__m512bh, w0.pair[i]), values);
+                dot1[r] = _mm512_dpbf16_ps(dot1[r], __builtin_bit_cast(__m512bh, w1.pair[i]), values);
+            }
         }
-        return _mm512_fmadd_ps(dot, w.scale, sum);
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r) {
+            sum0[r] = _mm512_fmadd_ps(dot0[r], w0.scale, sum0[r]);
+            sum1[r] = _mm512_fmadd_ps(dot1[r], w1.scale, sum1[r]);
+        }
     }
 
     template <int kRows>
     [[gnu::always_inline]] static inline void add_block(const DecodedRows& w0, const DecodedRows& w1,
                                                         const EncodedBlock* x, __m512 (&sum)[2][kRows]) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            sum[0][r] = add(x[r], w0, sum[0][r]);
-            sum[1][r] = add(x[r], w1, sum[1][r]);
-        }
+#pragma GCC unroll 4
+        for (int r = 0; r + 1 < kRows; r += 2) add_rows<2>(w0, w1, x + r, sum[0] + r, sum[1] + r);
+        if constexpr (kRows % 2 == 1)
+            add_rows<1>(w0, w1, x + kRows - 1, sum[0] + kRows - 1, sum[1] + kRows - 1);
     }
 };
 
