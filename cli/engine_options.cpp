@@ -72,7 +72,8 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
         ->check(one_of({"auto", "packed", "in-place"}))
         ->capture_default_str();
     command.add_flag("--batch-invariant", options.batch_invariant,
-                     "a token's bits do not depend on the tokens beside it (always so on the CPU)");
+                     "a token's bits do not depend on the tokens beside it (on the CPU always so\nbut for "
+                     "--act-scale dynamic, which this refuses)");
 }
 
 Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int layer) {

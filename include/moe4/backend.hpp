@@ -43,8 +43,9 @@ struct Problem {
     int top_k = 0;  // slots per token given to run(); 0 = config.router.top_k
     ExpertRange experts = {};
     WeightLayout layout = WeightLayout::automatic;
-    // A token's bits do not depend on the tokens beside it. The CPU's never do; cuda gives up its kernels for
-    // few tokens (docs/measurements/h200.md says what that costs). Not with ActivationScale::dynamic.
+    // A token's bits do not depend on the tokens beside it: refused with ActivationScale::dynamic, else
+    // always so on the CPU. cuda gives up its kernels for few tokens (docs/measurements/h200.md says what
+    // that costs).
     bool batch_invariant = false;
 };
 

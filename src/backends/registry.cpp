@@ -27,9 +27,19 @@ std::string kernel_asked_for(const BackendOptions& options) {
     return !options.kernel.empty() || value == nullptr ? options.kernel : value;
 }
 
-bool suits(const BackendInfo& backend, const std::string& kernel) {
+bool has_kernel(const BackendInfo& backend, const std::string& kernel) {
     const auto is_it = [&](const KernelInfo& each) { return each.name == kernel; };
-    return backend.available && (kernel.empty() || std::ranges::any_of(backend.kernels, is_it));
+    return std::ranges::any_of(backend.kernels, is_it);
+}
+
+/// The best that is available; where a kernel is asked for the one that has it, which says itself why it
+/// cannot be opened.
+const Entry& choose_backend(const std::string& kernel) {
+    for (const Entry& entry : kBackends) {
+        const BackendInfo info = entry.info();
+        if (kernel.empty() ? static_cast<bool>(info.available) : has_kernel(info, kernel)) return entry;
+    }
+    return *(std::end(kBackends) - 1);
 }
 
 }  // namespace
@@ -41,13 +51,11 @@ std::vector<BackendInfo> backends() {
 }
 
 std::unique_ptr<Backend> open_backend(std::string_view name, BackendOptions options) {
+    if (name == "auto") return choose_backend(kernel_asked_for(options)).open(options);
     std::string known = "auto";
     for (const Entry& entry : kBackends) {
         if (name == entry.name) return entry.open(options);
         known += ", " + std::string(entry.name);
-        const bool is_last = &entry == std::end(kBackends) - 1;  // which says itself why it does not suit
-        if (name == "auto" && (is_last || suits(entry.info(), kernel_asked_for(options))))
-            return entry.open(options);
     }
     throw Error(ErrorKind::unsupported,
                 "there is no backend \"" + std::string(name) + "\", expected one of " + known);

@@ -25,6 +25,21 @@ TEST(Registry, AutoOpensTheBestThatIsAvailable) {
     FAIL() << "the CPU is always available";
 }
 
+TEST(Registry, AutoOpensTheBackendThatHasTheKernelAskedFor) {
+    for (const BackendInfo& info : backends()) {
+        for (const KernelInfo& kernel : info.kernels) {
+            BackendOptions options;
+            options.kernel = kernel.name;
+            try {
+                EXPECT_EQ(open_backend("auto", options)->name(), info.name) << kernel.name;
+            } catch (const Error& error) {  // cuda's without a GPU
+                EXPECT_FALSE(info.available) << kernel.name;
+                EXPECT_EQ(error.what(), info.available.reason) << kernel.name;
+            }
+        }
+    }
+}
+
 TEST(Registry, SaysWhatItKnows) {
     try {
         open_backend("tpu");

@@ -138,7 +138,7 @@ public:
         const Support support = supports_device(properties_);
         if (!support) throw Error(ErrorKind::unsupported, support.reason);
         load_kernels();
-        uploads_ = std::make_unique<UploadPool>();
+        uploads_ = std::make_unique<UploadPool>(device_);
     }
 
     std::string_view name() const override { return "cuda"; }
@@ -209,7 +209,7 @@ Support usable_device(int device) {
     const cudaError_t error = cudaGetDeviceCount(&count);
     cudaGetLastError();
     if (error == cudaErrorInsufficientDriver)
-        return {"no device: the CUDA driver is missing or older than 13.0"};
+        return {"no device: the CUDA driver is missing or older than this program's CUDA"};
     if (error != cudaSuccess || count == 0)
         return {"no device: the CUDA driver shows none" + visible_devices()};
     if (device < 0 || device >= count) {

@@ -29,8 +29,7 @@ std::size_t workspace_bytes(const Problem&, std::int64_t wgmma_min_rows);
 /// Enqueues the kernels; reads nothing back and allocates nothing. The device is current.
 void forward(const PreparedLayer&, const ForwardInput&, const GemmChoice&, cudaStream_t);
 
-/// Shared memory above 48 KB has to be asked for once a kernel and device; also loads every kernel, so that
-/// the first run may be captured.
+/// Loads the GEMMs: shared memory above 48 KB has to be asked for once a kernel and device.
 void load_kernels();
 
 }  // namespace moe4::cuda

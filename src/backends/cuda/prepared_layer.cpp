@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -26,7 +27,10 @@ void parallel_for(int count, void (*body)(void*, int), void* context) {
     const int num_threads =
         std::min({count, 16, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))});
     std::vector<std::jthread> threads;
-    for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
+    try {
+        for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
+    } catch (const std::system_error&) {  // as many as the system gives
+    }
     work();
 }
 

@@ -51,10 +51,13 @@ void check(cudaError_t error, const char* doing) {
 
 DeviceScope::DeviceScope(int device) {
     check(cudaGetDevice(&previous_), "asking for the current device");
-    check(cudaSetDevice(device), "choosing the device");
+    is_other_ = device != previous_;
+    if (is_other_) check(cudaSetDevice(device), "choosing the device");
 }
 
-DeviceScope::~DeviceScope() { cudaSetDevice(previous_); }
+DeviceScope::~DeviceScope() {
+    if (is_other_) cudaSetDevice(previous_);  // on a device that nobody uses it would make a context
+}
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes, const char* what) {
     const cudaError_t error = cudaMalloc(&data_, bytes);

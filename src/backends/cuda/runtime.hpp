@@ -23,6 +23,7 @@ public:
 
 private:
     int previous_ = 0;
+    bool is_other_ = false;
 };
 
 /// Memory of the current device. Throws machine with what was asked for and what is free.

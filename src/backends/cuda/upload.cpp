@@ -28,33 +28,30 @@ void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used,
 }  // namespace
 
 Uploader::Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+    stream_.reset(stream);
     for (Buffer& buffer : buffers_) {
         buffer.data = pinned;
         pinned += buffer_bytes;
-        check(cudaEventCreateWithFlags(&buffer.free, cudaEventDisableTiming), "creating an event");
+        cudaEvent_t event = nullptr;
+        check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+        buffer.free.reset(event);
     }
-}
-
-Uploader::~Uploader() {
-    cudaStreamSynchronize(stream_);
-    for (const Buffer& buffer : buffers_) {
-        if (buffer.free != nullptr) cudaEventDestroy(buffer.free);
-    }
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
 const Uploader::Buffer& Uploader::next_buffer() {
     const Buffer& buffer = buffers_[next_];
     next_ = 1 - next_;
-    check(cudaEventSynchronize(buffer.free), "copying weights to the device");
+    check(cudaEventSynchronize(buffer.free.get()), "copying weights to the device");
     return buffer;
 }
 
 void Uploader::send(const Buffer& buffer, std::uint8_t* to, std::int64_t bytes) {
-    check(cudaMemcpyAsync(to, buffer.data, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+    check(cudaMemcpyAsync(to, buffer.data, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice,
+                          stream_.get()),
           "copying weights to the device");
-    check(cudaEventRecord(buffer.free, stream_), "copying weights to the device");
+    check(cudaEventRecord(buffer.free.get(), stream_.get()), "copying weights to the device");
 }
 
 void Uploader::copy_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
@@ -73,25 +70,35 @@ void Uploader::copy_rows(const std::uint8_t* from, std::int64_t rows, std::int64
     }
 }
 
-void Uploader::finish() { check(cudaStreamSynchronize(stream_), "copying weights to the device"); }
+void Uploader::finish() { check(cudaStreamSynchronize(stream_.get()), "copying weights to the device"); }
 
-UploadPool::UploadPool() {
-    check(cudaGetDevice(&device_), "asking for the current device");
+void UploadPool::start() {
+    if (!uploaders_.empty()) return;
+    const DeviceScope device(device_);
     void* pinned = nullptr;
     check(cudaMallocHost(&pinned, kUploaders * 2 * kBufferBytes), "allocating pinned memory");
     pinned_.reset(static_cast<std::uint8_t*>(pinned));
+    std::deque<Uploader> uploaders;
     for (int i = 0; i < kUploaders; ++i)
-        uploaders_.emplace_back(pinned_.get() + i * 2 * kBufferBytes, kBufferBytes);
+        uploaders.emplace_back(pinned_.get() + i * 2 * kBufferBytes, kBufferBytes);
+    uploaders_ = std::move(uploaders);
 }
 
 void UploadPool::run(const ParallelFor& parallel_for, int count,
                      const std::function<void(Uploader&, int)>& copy) {
     const std::scoped_lock lock(mutex_);
+    start();
     std::atomic<int> next{0};
     moe::parallel(parallel_for, kUploaders, [&](int index) {
         const DeviceScope device(device_);
         Uploader& uploader = uploaders_[static_cast<std::size_t>(index)];
-        for (int i = next++; i < count; i = next++) copy(uploader, i);
+        try {
+            for (int i = next++; i < count; i = next++) copy(uploader, i);
+        } catch (...) {
+            next = count;
+            uploader.finish();
+            throw;
+        }
         uploader.finish();
     });
 }

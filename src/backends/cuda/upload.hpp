@@ -15,11 +15,8 @@ namespace moe4::cuda {
 /// A stream and two pinned buffers: one is filled while the other is copied.
 class Uploader {
 public:
-    /// Owns neither `pinned`, 2 * buffer_bytes of it, nor the device, which is the current one.
+    /// Borrows `pinned`, 2 * buffer_bytes of it. On the current device.
     Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes);
-    ~Uploader();
-    Uploader(const Uploader&) = delete;
-    Uploader& operator=(const Uploader&) = delete;
 
     /// rows of `used` bytes, `stride` apart on the host, `pitch` apart on the device; bytes between them
     /// become 0.
@@ -28,9 +25,13 @@ public:
     void finish();
 
 private:
+    struct Destroy {
+        void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+        void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+    };
     struct Buffer {
         std::uint8_t* data = nullptr;
-        cudaEvent_t free = nullptr;
+        std::unique_ptr<CUevent_st, Destroy> free;
     };
     const Buffer& next_buffer();
     void send(const Buffer&, std::uint8_t* to, std::int64_t bytes);
@@ -38,24 +39,26 @@ private:
     std::int64_t buffer_bytes_;
     Buffer buffers_[2];
     int next_ = 0;
-    cudaStream_t stream_ = nullptr;
+    std::unique_ptr<CUstream_st, Destroy> stream_;
 };
 
-/// The uploaders of a device, kept because pinning memory takes longer than copying as much.
+/// The uploaders of a device, made when they are first needed and kept: pinning memory takes longer than
+/// copying as much.
 class UploadPool {
 public:
-    /// On the current device. Throws machine.
-    UploadPool();
+    explicit UploadPool(int device) : device_(device) {}
 
-    /// copy(uploader, i) for i in [0, count), one thread an uploader; all is copied on return. One caller at
-    /// a time, others wait.
+    /// copy(uploader, i) for i in [0, count), one thread an uploader; no copy is under way on return, nor
+    /// when it throws: machine, or what `copy` throws. One caller at a time, others wait.
     void run(const ParallelFor&, int count, const std::function<void(Uploader&, int)>& copy);
 
 private:
+    void start();
+
     struct Unpin {
         void operator()(std::uint8_t* data) const { cudaFreeHost(data); }
     };
-    int device_ = 0;
+    int device_;
     std::mutex mutex_;
     std::unique_ptr<std::uint8_t, Unpin> pinned_;
     std::deque<Uploader> uploaders_;

@@ -49,6 +49,7 @@ inline constexpr WgmmaShape kWgmmaShapes[] = {
 };
 inline constexpr int kNumWgmmaShapes = 2;
 static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);
+static_assert(kWgmmaShapes[0].shared_bytes() <= 227 * 1024 && kWgmmaShapes[1].shared_bytes() <= 227 * 1024);
 
 /// Permuted rows grouped by expert, boxes 64 columns wide of 64 and of kWgmmaTokenBox rows.
 struct TokenMaps {

@@ -14,7 +14,6 @@ namespace moe4::cuda {
 namespace {
 
 constexpr int kThreads = kGroupThreads;
-constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 /// The slots first..last, by one block.
 __device__ void group_slots(const GroupTask& task, std::int64_t first, std::int64_t last) {
@@ -86,7 +85,9 @@ __device__ void scatter_tokens(const GroupTask& group, const EncodeTask& task, s
         const std::int64_t token = first + i / blocks;
         const TokenBlock block(task, token, static_cast<int>(i % blocks));
         const std::int32_t* const slot_row = group.out.slot_row + token * top_k;
-        PermutedBlock encoded = block.encode<kQuantizes>(kQuantizes ? task.scale(token, 0) : 1.0F);
+        PermutedBlock encoded{};
+        if (!kQuantizes || !task.scales_by_expert)
+            encoded = block.encode<kQuantizes>(kQuantizes ? task.scale(token, 0) : 1.0F);
         for (int j = 0; j < top_k; ++j) {
             const std::int32_t row = __ldcg(slot_row + j);  // by this block's other threads
             if (row < 0) continue;

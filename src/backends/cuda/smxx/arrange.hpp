@@ -66,7 +66,7 @@ void group_and_encode(const GroupTask&, const EncodeTask&, cudaStream_t);
 /// slots.
 void group_and_scatter(const GroupTask&, const EncodeTask&, int num_sms, cudaStream_t);
 
-/// Quantises the permuted bf16 rows [num_rows, permuted_size(cols)] in place; row_scale as in EncodeTask.
+/// Quantises the permuted bf16 rows [num_rows, permuted_size(cols)] in place, row r with A = row_scale[r].
 struct RequantizeTask {
     std::uint16_t* rows;
     std::int64_t cols;
@@ -76,7 +76,7 @@ struct RequantizeTask {
 };
 void requantize(const RequantizeTask&, cudaStream_t);
 
-/// row_scale[r] = largest finite magnitude of the row / 2688; with is_shared of all the rows, through
+/// row_scale[r] = largest finite magnitude of the row / 2688, or with shared_largest of all the rows, through
 /// *shared_largest (bits of a float), which the stream must have zeroed.
 struct RowScaleTask {
     const std::uint16_t* rows;  // bf16 [max_rows, stride], of which the first `cols` are looked at

@@ -1,20 +1,12 @@
 #pragma once
 // Groups so few slots by expert that each has a thread of one block: a counting sort of which no step waits
 // for memory but the first. The order of rows is the same in every run.
-#include "backends/cuda/k_order.cuh"
-#include "backends/cuda/smxx/arrange.hpp"
+#include "backends/cuda/smxx/slots.cuh"
 
 namespace moe4::cuda {
 
-/// Rows of a segment, so that an expert's segments are about equal: fewer padded columns in all.
-__device__ inline std::int32_t segment_size(std::int32_t rows, std::int32_t segments, std::int32_t largest) {
-    return min(static_cast<std::int32_t>(round_up((rows + segments - 1) / segments, 8)), largest);
-}
-
 class FewSlotsGrouper {
 public:
-    static constexpr int kThreads = 1024;
-
     /// `counters` is shared memory: warps that have slots x experts held.
     __device__ FewSlotsGrouper(const GroupTask& task, std::int32_t* counters)
         : task_(task),
@@ -25,11 +17,11 @@ public:
           lane_(thread_ % 32) {}
 
     __device__ void run() {
-        const std::int32_t expert = held_expert();
-        for (int i = thread_; i < num_warps_ * task_.num_held; i += kThreads) counters_[i] = 0;
-        for (std::int64_t i = thread_; i < task_.num_cleared; i += kThreads) task_.cleared[i] = 0;
+        const std::int32_t expert = thread_ < task_.num_slots ? held_expert(task_, thread_) : -1;
+        for (int i = thread_; i < num_warps_ * task_.num_held; i += kGroupThreads) counters_[i] = 0;
+        for (std::int64_t i = thread_; i < task_.num_cleared; i += kGroupThreads) task_.cleared[i] = 0;
         __syncthreads();
-        const unsigned same = same_expert(expert);
+        const unsigned same = same_expert(expert, task_.num_held);
         const int rank = __popc(same & ((1U << lane_) - 1U));
         if (expert >= 0 && rank == 0) counters_[warp_ * task_.num_held + expert] = __popc(same);
         __syncthreads();
@@ -37,36 +29,14 @@ public:
         __syncthreads();
         if (thread_ >= task_.num_slots) return;
         const std::int32_t row = expert < 0 ? -1 : counters_[warp_ * task_.num_held + expert] + rank;
-        task_.out.slot_row[thread_] = row;
-        if (row < 0) return;
-        if (task_.out.row_token != nullptr) task_.out.row_token[row] = thread_ / task_.top_k;
+        write_row(task_, thread_, row);
     }
 
 private:
-    static constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-
-    __device__ std::int32_t held_expert() const {
-        if (thread_ >= task_.num_slots) return -1;
-        const std::int32_t id = task_.top_k_ids[thread_];
-        const bool is_held = id >= task_.first_expert && id - task_.first_expert < task_.num_held;
-        return is_held ? id - task_.first_expert : -1;
-    }
-
-    /// The lanes with the same expert: ballots on its bits, and on one more, which -1 alone has.
-    __device__ unsigned same_expert(std::int32_t expert) const {
-        unsigned same = kAllLanes;
-        for (int bit = 0; bit == 0 || (task_.num_held >> (bit - 1)) != 0; ++bit) {
-            const bool is_set = (expert >> bit & 1) != 0;
-            const unsigned set = __ballot_sync(kAllLanes, is_set);
-            same &= is_set ? set : ~set;
-        }
-        return same;
-    }
-
     /// Turns the counters into the first row of each (warp, expert), and writes the segments. A thread an
     /// expert; rows and segments are added up as one number.
     __device__ void place_experts() {
-        __shared__ std::int32_t sum_of_warp[kThreads / 32];
+        __shared__ std::int32_t sum_of_warp[kGroupThreads / 32];
         std::int32_t rows = 0;
         if (thread_ < task_.num_held) {
             for (int w = 0; w < num_warps_; ++w) rows += counters_[w * task_.num_held + thread_];
@@ -82,7 +52,7 @@ private:
         if (lane_ == 31) sum_of_warp[warp_] = up_to;
         __syncthreads();
         up_to += __reduce_add_sync(kAllLanes, lane_ < warp_ ? sum_of_warp[lane_] : 0);
-        if (thread_ == kThreads - 1) {
+        if (thread_ == kGroupThreads - 1) {
             *task_.out.num_rows = up_to & 0xFFFF;
             *task_.out.num_segments = up_to >> 16;
         }
@@ -95,11 +65,7 @@ private:
             counter = place;
             place += count;
         }
-        const std::int32_t size = segment_size(rows, segments, task_.largest_segment);
-        for (std::int32_t s = 0; s < segments; ++s) {
-            task_.out.segments[((up_to - mine) >> 16) + s] = {thread_, first_row + s * size,
-                                                              max(0, min(size, rows - s * size)), 0};
-        }
+        write_segments(task_, (up_to - mine) >> 16, segments, thread_, first_row, rows);
     }
 
     const GroupTask& task_;

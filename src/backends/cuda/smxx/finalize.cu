@@ -24,7 +24,7 @@ struct Slots {
         for (int j = 0; j < kSlots; ++j) {
             const std::int64_t slot = token * task.top_k + first + j;
             row[j] = first + j < task.top_k ? __ldcg(task.slot_row + slot) : -1;
-            weight[j] = row[j] >= 0 ? task.top_k_weights[slot] : 0.0F;
+            weight[j] = row[j] >= 0 ? __ldcg(task.top_k_weights + slot) : 0.0F;
         }
     }
 };

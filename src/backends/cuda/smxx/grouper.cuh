@@ -4,14 +4,9 @@
 // every run. Several blocks share the work by each counting all slots and placing its own.
 #include <cub/block/block_scan.cuh>
 
-#include "backends/cuda/k_order.cuh"
-#include "backends/cuda/smxx/arrange.hpp"
-#include "backends/cuda/smxx/few_slots.cuh"
+#include "backends/cuda/smxx/slots.cuh"
 
 namespace moe4::cuda {
-
-inline constexpr int kGroupThreads = 1024;
-inline constexpr int kGroupCounters = 8192;  // warps that count x experts
 
 struct ExpertPlace {
     std::int32_t rows, segments;
@@ -60,11 +55,8 @@ public:
     }
 
 private:
-    __device__ std::int32_t held_expert(std::int64_t slot, std::int64_t last) const {
-        if (slot >= last) return -1;
-        const std::int32_t id = task_.top_k_ids[slot];
-        const bool is_held = id >= task_.first_expert && id - task_.first_expert < task_.num_held;
-        return is_held ? id - task_.first_expert : -1;
+    __device__ std::int32_t expert_before(std::int64_t slot, std::int64_t last) const {
+        return slot < last ? held_expert(task_, slot) : -1;
     }
 
     /// visit(slot, its expert or -1, whether it is one) by all lanes for this warp's slots, in order.
@@ -76,7 +68,7 @@ private:
         for (std::int64_t first = first_ + warp_ * stretch; first < last; first += 32 * kAhead) {
             std::int32_t experts[kAhead];
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) experts[i] = held_expert(first + i * 32 + lane_, last);
+            for (int i = 0; i < kAhead; ++i) experts[i] = expert_before(first + i * 32 + lane_, last);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
                 const std::int64_t slot = first + i * 32 + lane_;
@@ -96,7 +88,7 @@ private:
             std::int32_t experts[kAhead];
 #pragma unroll
             for (int j = 0; j < kAhead; ++j)
-                experts[j] = held_expert(step * kStep + j * kGroupThreads + threadIdx.x, task_.num_slots);
+                experts[j] = expert_before(step * kStep + j * kGroupThreads + threadIdx.x, task_.num_slots);
 #pragma unroll
             for (int j = 0; j < kAhead; ++j) {
                 const std::int64_t slot = step * kStep + j * kGroupThreads + threadIdx.x;
@@ -114,34 +106,23 @@ private:
         });
     }
 
-    /// The lanes with the same expert. Ballots on its bits: match.any costs a multiprocessor far more.
-    __device__ unsigned same_expert(std::int32_t expert) const {
-        unsigned same = 0xFFFFFFFFU;
-        for (int bit = 0; bit == 0 || (task_.num_held >> (bit - 1)) != 0;
-             ++bit) {  // one more, which -1 alone has
-            const bool is_set = (expert >> bit & 1) != 0;
-            const unsigned set = __ballot_sync(0xFFFFFFFFU, is_set);
-            same &= is_set ? set : ~set;
-        }
-        return same;
-    }
-
     __device__ void place_slots() {
         std::int32_t* places = counters_ + warp_ * task_.num_held;
         for_each_slot([&](std::int64_t slot, std::int32_t expert, bool is_slot) {
-            const unsigned same = same_expert(expert);
+            const unsigned same = same_expert(expert, task_.num_held);
             const int rank = __popc(same & ((1U << lane_) - 1U));
             const std::int32_t row = expert >= 0 ? places[expert] + rank : -1;
             __syncwarp();
             if (expert >= 0 && rank == 0) places[expert] += __popc(same);
             __syncwarp();
-            if (is_slot) write(slot, row);
+            if (is_slot) write_row(task_, slot, row);
         });
     }
 
     /// Turns the counters into the first place of each (warp, expert), and writes the segments.
     __device__ void place_experts() {
-        using Scan = cub::BlockScan<ExpertPlace, kGroupThreads>;
+        // Not cub's default, whose memory and these counters are more than the 48 KB of a block.
+        using Scan = cub::BlockScan<ExpertPlace, kGroupThreads, cub::BLOCK_SCAN_WARP_SCANS>;
         __shared__ typename Scan::TempStorage storage;
         const int expert = static_cast<int>(threadIdx.x);
         ExpertPlace mine{0, 0};
@@ -165,18 +146,7 @@ private:
             place += count;
         }
         if (first_ > 0) return;
-        const std::int32_t size = segment_size(mine.rows, mine.segments, task_.largest_segment);
-        for (std::int32_t s = 0; s < mine.segments; ++s) {
-            const std::int32_t rows = max(0, min(size, mine.rows - s * size));
-            task_.out.segments[before.segments + s] = {expert, before.rows + s * size, rows, 0};
-        }
-    }
-
-    __device__ void write(std::int64_t slot, std::int32_t row) {
-        task_.out.slot_row[slot] = row;
-        if (row < 0) return;
-        if (task_.out.row_token != nullptr)
-            task_.out.row_token[row] = static_cast<std::int32_t>(slot) / task_.top_k;
+        write_segments(task_, before.segments, mine.segments, expert, before.rows, mine.rows);
     }
 
     const GroupTask& task_;
