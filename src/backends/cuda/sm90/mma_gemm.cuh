@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "backends/cuda/ptx/register_limit.cuh"
-#include "backends/cuda/sm90/epilogue.cuh"
+#include "backends/cuda/sm90/mma_epilogue.cuh"
 #include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
@@ -80,7 +80,7 @@ public:
 
     __device__ static int claim(const MmaTask& task) { return atomicAdd(task.next_item, 1); }
 
-    __device__ MmaItem item(int index) const {
+    __device__ Item item(int index) const {
         if (index >= num_items_) return {{}, 0, 0, Half::none};
         const bool is_gate_up = index < num_gate_up_;
         const int i = is_gate_up ? index : index - num_gate_up_;
@@ -111,7 +111,7 @@ __device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, c
     if (lane != 0) return;
     RingPosition at;
     RingPosition slot;
-    MmaItem item = list.item(next);
+    Item item = list.item(next);
     while (true) {
         ptx::mbarrier_wait(ptx::shared_address(&block.shared.free[slot.stage]), slot.parity ^ 1);
         block.shared.items[slot.stage] = item;
@@ -147,7 +147,7 @@ __device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, c
 }
 
 /// The item of this slot, once there is one.
-__device__ inline MmaItem await_item(const MmaBlock& block, const RingPosition& slot) {
+__device__ inline Item await_item(const MmaBlock& block, const RingPosition& slot) {
     ptx::mbarrier_wait(ptx::shared_address(&block.shared.posted[slot.stage]), slot.parity);
     return block.shared.items[slot.stage];
 }
@@ -158,7 +158,7 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
     RingPosition at;
     RingPosition slot;
     while (true) {
-        const MmaItem item = await_item(block, slot);
+        const Item item = await_item(block, slot);
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
         slot.advance(kMaxItems);
@@ -195,7 +195,7 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
 /// the consumers' work: the fence lasts until the stores have arrived.
 __device__ inline void publish_tiles(const MmaBlock& block) {
     for (RingPosition slot;; slot.advance(kMaxItems)) {
-        const MmaItem item = await_item(block, slot);
+        const Item item = await_item(block, slot);
         if (item.half == Half::none) return;
         ptx::mbarrier_wait(ptx::shared_address(&block.shared.done[slot.stage]), slot.parity);
         if (item.half == Half::gate_up) {
@@ -284,7 +284,7 @@ __device__ void add_parts(float (&sums)[2][kTiles][4], float4* partial, int row_
 }
 
 template <class Tile, bool kGateUp, int kTiles>
-__device__ void multiply_item(const MmaBlock& block, RingPosition& at, const MmaItem& item, int warp,
+__device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Item& item, int warp,
                               const Lane& lane) {
     const GroupedGemm& gemm = kGateUp ? block.task.gate_up : block.task.down;
     const int row_warp = warp % Tile::kRowWarps;
@@ -329,7 +329,7 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Mma
 
 /// With as many tiles of tokens as the item's rows fill.
 template <class Tile, bool kGateUp, int kTiles = 1>
-__device__ void multiply_any(const MmaBlock& block, RingPosition& at, const MmaItem& item, int warp,
+__device__ void multiply_any(const MmaBlock& block, RingPosition& at, const Item& item, int warp,
                              const Lane& lane) {
     if constexpr (kTiles < Tile::kTokenTiles) {
         if (item.segment.num_rows > kTiles * 8)
@@ -342,7 +342,7 @@ template <class Tile>
 __device__ void multiply(const MmaBlock& block, int warp, const Lane& lane) {
     RingPosition at;
     for (RingPosition slot;; slot.advance(kMaxItems)) {
-        const MmaItem item = await_item(block, slot);
+        const Item item = await_item(block, slot);
         if (item.half == Half::none) return;
         if (item.half == Half::gate_up)
             multiply_any<Tile, true>(block, at, item, warp, lane);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/k_order.cuh"
+#include "backends/cuda/sm90/item.hpp"
 
 namespace moe4::cuda::sm90 {
 
@@ -42,21 +42,11 @@ struct MmaShape {
     }
 };
 
-enum class Half : std::int32_t { gate_up, down, none };
-
-/// What a block works on.
-struct alignas(16) MmaItem {
-    Segment segment;
-    std::int32_t segment_index;
-    std::int32_t tile;  // of weight rows
-    Half half;          // none: there are no more
-};
-
 /// Behind the stages and the partial sums.
 struct MmaShared {
     std::uint64_t full[kMaxStages], empty[kMaxStages];                  // barriers of stages
     std::uint64_t posted[kMaxItems], done[kMaxItems], free[kMaxItems];  // and of items
-    MmaItem items[kMaxItems];
+    Item items[kMaxItems];
     Segment first_segments[kFirstSegments];
 };
 

@@ -6,9 +6,10 @@
 // each thread takes a whole block and encodes it as x was encoded (encode.cuh).
 #include <utility>
 
+#include "backends/cuda/activations.cuh"
 #include "backends/cuda/encode.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/sm90/epilogue.cuh"
+#include "backends/cuda/sm90/pipeline.cuh"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
@@ -27,13 +28,13 @@ struct TilePlan {
     std::uint32_t address;  // the item, A2 and 1 / A2; behind that, at 32, the factors of each token
 
     /// Before anybody is told of the item.
-    __device__ void post(const MmaItem& item) const {
+    __device__ void post(const Item& item) const {
         const auto bits = [](auto x) { return static_cast<std::uint32_t>(x); };
         store_shared_vector(address, {bits(item.segment.expert), bits(item.segment.first_row),
                                       bits(item.segment.num_rows), bits(item.segment_index)});
         store_shared_vector(address + 16, {bits(item.tile), bits(item.half), 0, 0});
     }
-    __device__ MmaItem item() const {
+    __device__ Item item() const {
         const uint4 a = load_shared_vector(address);
         const auto at = [](std::uint32_t x) { return static_cast<std::int32_t>(x); };
         return {{at(a.x), at(a.y), at(a.z), 0}, at(a.w), tile(), half()};

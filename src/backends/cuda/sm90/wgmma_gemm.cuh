@@ -86,7 +86,7 @@ struct WgmmaShared {
     static_assert(kShape.weight_stages <= 8 && kShape.token_stages <= 8 && kPlanSlots == 2);
 
     /// The item of this slot, once there is one.
-    __device__ MmaItem await_item(const RingPosition& slot) const {
+    __device__ Item await_item(const RingPosition& slot) const {
         ptx::mbarrier_wait(posted(slot.stage), slot.parity);
         return plan(slot.stage).item();
     }
@@ -105,7 +105,7 @@ public:
         num_items_ = num_gate_up_ + (task.runs_down ? num_segments * down_tiles_ : 0);
     }
 
-    __device__ MmaItem claim() const {
+    __device__ Item claim() const {
         const int index = atomicAdd(task_.next_item, 1);
         if (index >= num_items_) return {{}, 0, 0, Half::none};
         const bool is_gate_up = index < num_gate_up_;
@@ -128,7 +128,7 @@ __device__ void load_wgmma_weights(const WgmmaTask& task, const Shared& shared, 
     constexpr WgmmaShape kShape = Tile::kShape;
     const WgmmaItems<Tile> items(task);
     RingPosition at;
-    MmaItem item = items.claim();
+    Item item = items.claim();
     for (RingPosition slot;; slot.advance(kPlanSlots)) {
         ptx::mbarrier_wait(shared.free(slot.stage), slot.parity ^ 1);
         shared.plan(slot.stage).post(item);
@@ -161,7 +161,7 @@ __device__ void load_wgmma_tokens(const WgmmaTask& task, const Shared& shared, c
     constexpr WgmmaShape kShape = Tile::kShape;
     RingPosition at;
     for (RingPosition slot;; slot.advance(kPlanSlots)) {
-        const MmaItem item = shared.await_item(slot);
+        const Item item = shared.await_item(slot);
         ptx::mbarrier_arrive(shared.free(slot.stage));
         if (item.half == Half::none) return;
         const bool is_gate_up = item.half == Half::gate_up;
@@ -195,7 +195,7 @@ template <class Tile, class Shared>
 __device__ void plan_items(const WgmmaTask& task, const Shared& shared, int lane) {
     using Format = typename Tile::Format;
     for (RingPosition slot;; slot.advance(kPlanSlots)) {
-        const MmaItem item = shared.await_item(slot);
+        const Item item = shared.await_item(slot);
         if (item.half == Half::none) return;
         const TilePlan plan = shared.plan(slot.stage);
         if (item.half == Half::gate_up)
@@ -211,7 +211,7 @@ __device__ void plan_items(const WgmmaTask& task, const Shared& shared, int lane
 template <class Shared>
 __device__ void publish_items(const WgmmaTask& task, const Shared& shared) {
     for (RingPosition slot;; slot.advance(kPlanSlots)) {
-        const MmaItem item = shared.await_item(slot);
+        const Item item = shared.await_item(slot);
         if (item.half == Half::none) return;
         ptx::mbarrier_wait(shared.done(slot.stage), slot.parity);
         if (item.half == Half::gate_up) {

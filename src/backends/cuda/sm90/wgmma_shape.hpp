@@ -4,7 +4,6 @@
 
 #include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/k_order.cuh"
-#include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
 

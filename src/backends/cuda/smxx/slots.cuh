@@ -36,7 +36,7 @@ __device__ inline void write_segments(const GroupTask& task, std::int32_t first_
     const std::int32_t size = min(equal, task.largest_segment);
     for (std::int32_t s = 0; s < segments; ++s) {
         const std::int32_t done = s * size;
-        task.out.segments[first_segment + s] = {expert, first_row + done, max(0, min(size, rows - done)), 0};
+        task.out.segments[first_segment + s] = {expert, first_row + done, min(size, rows - done), 0};
     }
 }
 
