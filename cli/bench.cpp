@@ -212,6 +212,7 @@ Json json_of(const BenchReport& report) {
 
 int bench(const BenchOptions& options) {
     std::vector<BenchShape> shapes;
+    shapes.reserve(options.shapes.size());
     for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
     const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
     const auto backend = moe4::open_backend(

@@ -19,6 +19,12 @@ constexpr double kHeight = 520;
 constexpr double kMargin = 60;
 const char* const kColours[] = {"#3b7dd8", "#d8783b", "#3ba55c", "#a83bd8", "#c0a020", "#d83b5c"};
 
+std::vector<double> decades(double low, double high) {
+    std::vector<double> values{low};
+    while (values.back() * 10 <= high * 1.01) values.push_back(values.back() * 10);
+    return values;
+}
+
 std::string escaped(std::string_view text) {
     std::string out;
     for (const char c : text) {
@@ -55,13 +61,13 @@ public:
 
     std::string grid() const {
         std::string svg;
-        for (double v = x_low_; v <= x_high_ * 1.01; v *= 10) {
+        for (const double v : decades(x_low_, x_high_)) {
             svg += fmt::format("<line class='grid' x1='{0:.1f}' x2='{0:.1f}' y1='{1}' y2='{2}'/>", x(v),
                                kMargin, kHeight - kMargin);
             svg += fmt::format("<text x='{:.1f}' y='{}' text-anchor='middle'>{:g}</text>", x(v), kHeight - 40,
                                v);
         }
-        for (double v = y_low_; v <= y_high_ * 1.01; v *= 10) {
+        for (const double v : decades(y_low_, y_high_)) {
             svg += fmt::format("<line class='grid' y1='{0:.1f}' y2='{0:.1f}' x1='{1}' x2='{2}'/>", y(v),
                                kMargin, kWidth - kMargin);
             svg += fmt::format("<text x='{}' y='{:.1f}' text-anchor='end'>{:g}</text>", kMargin - 6, y(v) + 4,

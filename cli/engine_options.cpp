@@ -35,6 +35,7 @@ std::string describe(const Mode& mode) {
 
 std::string kernel_names(const Plan& plan) {
     std::vector<std::string_view> names;
+    names.reserve(plan.choices.size());
     for (const Plan::Choice& choice : plan.choices) names.push_back(choice.kernel);
     return fmt::format("{}", fmt::join(names, ", "));
 }

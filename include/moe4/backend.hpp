@@ -190,6 +190,6 @@ std::vector<BackendInfo> backends();  // all of them, best first, built in or no
 /// "auto" = the best that is available and has the kernel asked for. Where the options name no kernel the
 /// environment's MOE4_KERNEL does. Throws invalid_argument (unknown kernel or ISA), unsupported (not
 /// built) or machine (no device).
-std::unique_ptr<Backend> open_backend(std::string_view name = "auto", BackendOptions = {});
+std::unique_ptr<Backend> open_backend(std::string_view name = "auto", const BackendOptions& = {});
 
 }  // namespace moe4

@@ -50,7 +50,7 @@ std::vector<BackendInfo> backends() {
     return infos;
 }
 
-std::unique_ptr<Backend> open_backend(std::string_view name, BackendOptions options) {
+std::unique_ptr<Backend> open_backend(std::string_view name, const BackendOptions& options) {
     if (name == "auto") return choose_backend(kernel_asked_for(options)).open(options);
     std::string known = "auto";
     for (const Entry& entry : kBackends) {

@@ -15,6 +15,7 @@ struct Mode {
     Precision precision;
     ActivationScale scale;
     std::int64_t num_tokens;
+    friend std::ostream& operator<<(std::ostream& out, const Mode& mode) { return out << mode.name; }
 };
 
 class Graph : public ::testing::TestWithParam<Mode> {

@@ -211,12 +211,13 @@ private:
         const int fixed_bytes = shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
         const int num_stages =
             std::min(sm90::kMaxStages, (shared_bytes_for(shape) - fixed_bytes) / stage_bytes);
+        const int shared_bytes = num_stages * stage_bytes + fixed_bytes;
         const sm90::MmaKernels kernels = is_w4a4() ? sm90::mma_f16() : sm90::mma_bf16();
         auto* const progress = workspace<std::int32_t>(at_.progress);
         launch(kernels.of_shape[choice_.mma_shape],
                dim3(static_cast<unsigned>(layer_.num_sms * shape.blocks_per_sm)), shape.threads(),
-               static_cast<std::size_t>(num_stages * stage_bytes + fixed_bytes), stream_,
-               layer_.gate_up_maps[choice_.mma_shape], layer_.down_maps[choice_.mma_shape],
+               static_cast<std::size_t>(shared_bytes), stream_, layer_.gate_up_maps[choice_.mma_shape],
+               layer_.down_maps[choice_.mma_shape],
                sm90::MmaTask{.gate_up = gate_up(),
                              .down = down(),
                              .runs_gate_up = runs_gate_up,

@@ -27,11 +27,11 @@ EncodeTiled encode_tiled() {
 CUtensorMap encode(CUtensorMapDataType type, const void* data, std::span<const std::uint64_t> sizes,
                    std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box,
                    Swizzle swizzle) {
-    static const EncodeTiled encode_map = encode_tiled();
+    static const EncodeTiled kEncodeMap = encode_tiled();
     CUtensorMap map{};
     const std::array<cuuint32_t, 5> steps{1, 1, 1, 1, 1};
     const CUresult result =
-        encode_map(&map, type, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(data), sizes.data(),
+        kEncodeMap(&map, type, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(data), sizes.data(),
                    strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
                    swizzle == Swizzle::bytes_128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kUploaders = 8;
 constexpr std::int64_t kBufferBytes = 2 << 20;
+constexpr std::int64_t kPinnedBytes = 2 * kBufferBytes;  // of an uploader
 
 void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                  std::uint8_t* to, std::int64_t pitch) {
@@ -76,11 +77,11 @@ void UploadPool::start() {
     if (!uploaders_.empty()) return;
     const DeviceScope device(device_);
     void* pinned = nullptr;
-    check(cudaMallocHost(&pinned, kUploaders * 2 * kBufferBytes), "allocating pinned memory");
+    check(cudaMallocHost(&pinned, kUploaders * kPinnedBytes), "allocating pinned memory");
     pinned_.reset(static_cast<std::uint8_t*>(pinned));
     std::deque<Uploader> uploaders;
     for (int i = 0; i < kUploaders; ++i)
-        uploaders.emplace_back(pinned_.get() + i * 2 * kBufferBytes, kBufferBytes);
+        uploaders.emplace_back(pinned_.get() + i * kPinnedBytes, kBufferBytes);
     uploaders_ = std::move(uploaders);
 }
 
