@@ -21,12 +21,6 @@ constexpr Entry kBackends[] = {
     {"cpu", cpu::backend_info, cpu::open_backend},
 };
 
-/// The kernel that the options or MOE4_KERNEL ask for; empty = none.
-std::string kernel_asked_for(const BackendOptions& options) {
-    const char* const value = std::getenv("MOE4_KERNEL");
-    return !options.kernel.empty() || value == nullptr ? options.kernel : value;
-}
-
 bool has_kernel(const BackendInfo& backend, const std::string& kernel) {
     const auto is_it = [&](const KernelInfo& each) { return each.name == kernel; };
     return std::ranges::any_of(backend.kernels, is_it);
@@ -44,6 +38,12 @@ const Entry& choose_backend(const std::string& kernel) {
 
 }  // namespace
 
+KernelRequest requested_kernel(const BackendOptions& options) {
+    const char* const variable = std::getenv("MOE4_KERNEL");
+    if (!options.kernel.empty() || variable == nullptr) return {options.kernel, "the options ask for"};
+    return {variable, "MOE4_KERNEL is"};
+}
+
 std::vector<BackendInfo> backends() {
     std::vector<BackendInfo> infos;
     for (const Entry& entry : kBackends) infos.push_back(entry.info());
@@ -51,7 +51,7 @@ std::vector<BackendInfo> backends() {
 }
 
 std::unique_ptr<Backend> open_backend(std::string_view name, const BackendOptions& options) {
-    if (name == "auto") return choose_backend(kernel_asked_for(options)).open(options);
+    if (name == "auto") return choose_backend(requested_kernel(options).kernel).open(options);
     std::string known = "auto";
     for (const Entry& entry : kBackends) {
         if (name == entry.name) return entry.open(options);

@@ -2,8 +2,18 @@
 // What a backend gives to the list of backends. Opening and describing are all that the rest of the library
 // knows of it.
 #include <memory>
+#include <string>
 
 #include "moe4/backend.hpp"
+
+namespace moe4 {
+/// The kernel that the options, or else MOE4_KERNEL, ask for.
+struct KernelRequest {
+    std::string kernel;  // empty = none
+    std::string source;  // "the options ask for" or "MOE4_KERNEL is", to begin a sentence with
+};
+KernelRequest requested_kernel(const BackendOptions&);
+}  // namespace moe4
 
 namespace moe4::cpu {
 BackendInfo backend_info();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "backends/registry.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
@@ -108,16 +109,13 @@ std::string_view precision_name(Precision precision) {
 std::span<const Kernel* const> kernel_list() { return kKernels; }
 
 Allowed read_allowed(const BackendOptions& options) {
-    Allowed allowed{.machine = detect_isa(), .ceiling_name = {}, .kernel = options.kernel};
+    const KernelRequest request = requested_kernel(options);
+    Allowed allowed{.machine = detect_isa(), .ceiling_name = {}, .kernel = request.kernel};
     if (const std::string level = environment("MOE4_ISA"); !level.empty()) {
         allowed.ceiling = isa_up_to(level);
         allowed.ceiling_name = "MOE4_ISA=" + level;
     }
-    if (!options.kernel.empty()) {
-        check_known(options.kernel, "the options ask for");
-    } else if (allowed.kernel = environment("MOE4_KERNEL"); !allowed.kernel.empty()) {
-        check_known(allowed.kernel, "MOE4_KERNEL is");
-    }
+    if (!request.kernel.empty()) check_known(request.kernel, request.source);
     return allowed;
 }
 

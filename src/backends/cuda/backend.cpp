@@ -132,11 +132,12 @@ private:
 class CudaBackend final : public Backend {
 public:
     explicit CudaBackend(const BackendOptions& options)
-        : device_(options.device), kernel_(kernel_asked_for(options)) {
+        : device_(options.device), kernel_(requested_kernel(options).kernel) {
         const DeviceScope scope(device_);
         check(cudaGetDeviceProperties(&properties_, device_), "asking for the properties of the device");
         const Support support = supports_device(properties_);
         if (!support) throw Error(ErrorKind::unsupported, support.reason);
+        check_known(requested_kernel(options));
         load_kernels();
         uploads_ = std::make_unique<UploadPool>(device_);
     }

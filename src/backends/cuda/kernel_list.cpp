@@ -1,7 +1,5 @@
 #include "backends/cuda/kernel_list.hpp"
 
-#include <cstdlib>
-
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -32,18 +30,15 @@ std::string describe_device(const cudaDeviceProp& device) {
            ", " + std::to_string(device.multiProcessorCount) + " multiprocessors";
 }
 
-std::string kernel_asked_for(const BackendOptions& options) {
-    const char* const variable = std::getenv("MOE4_KERNEL");
-    const bool is_option = !options.kernel.empty() || variable == nullptr;
-    const std::string kernel = is_option ? options.kernel : variable;
+void check_known(const KernelRequest& request) {
     std::string known;
     for (const Kernel& each : kKernels) {
-        if (kernel.empty() || each.name == kernel) return kernel;
+        if (request.kernel.empty() || each.name == request.kernel) return;
         known += (known.empty() ? "" : ", ") + std::string(each.name);
     }
-    throw Error(ErrorKind::invalid_argument,
-                (is_option ? "the options ask for" : "MOE4_KERNEL is") + (" \"" + kernel) +
-                    "\", which no CUDA kernel is called, expected one of " + known);
+    throw Error(ErrorKind::invalid_argument, request.source + " \"" + request.kernel +
+                                                 "\", which no CUDA kernel is called, expected one of " +
+                                                 known);
 }
 
 Plan choose_kernels(const Problem& problem, int num_held, const std::string& kernel) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "backends/registry.hpp"
 #include "moe4/backend.hpp"
 
 namespace moe4::cuda {
@@ -24,9 +25,8 @@ std::span<const Kernel> kernel_list();  // best first for many rows
 Support supports_device(const cudaDeviceProp&);
 std::string describe_device(const cudaDeviceProp&);
 
-/// The kernel that the options, or else MOE4_KERNEL, ask for; empty = none. Throws invalid_argument unless it
-/// is one of the list's names.
-std::string kernel_asked_for(const BackendOptions&);
+/// Throws invalid_argument unless no kernel is asked for or one of the list's names.
+void check_known(const KernelRequest&);
 
 /// Fills choices and rejections. Throws unsupported with every kernel's reason when none can run the problem.
 Plan choose_kernels(const Problem&, int num_held, const std::string& kernel);

@@ -59,6 +59,18 @@ DeviceScope::~DeviceScope() {
     if (is_other_) cudaSetDevice(previous_);  // on a device that nobody uses it would make a context
 }
 
+StreamHandle make_stream(unsigned flags) {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, flags), "creating a stream");
+    return StreamHandle(stream);
+}
+
+EventHandle make_event(unsigned flags) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, flags), "creating an event");
+    return EventHandle(event);
+}
+
 DeviceBuffer::DeviceBuffer(std::size_t bytes, const char* what) {
     const cudaError_t error = cudaMalloc(&data_, bytes);
     if (error == cudaErrorMemoryAllocation) {

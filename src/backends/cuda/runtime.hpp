@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -42,6 +43,17 @@ public:
 private:
     void* data_ = nullptr;
 };
+
+struct DestroyHandle {
+    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using StreamHandle = std::unique_ptr<CUstream_st, DestroyHandle>;
+using EventHandle = std::unique_ptr<CUevent_st, DestroyHandle>;
+
+/// Of the current device. `flags` as of cudaStreamCreateWithFlags and cudaEventCreateWithFlags.
+StreamHandle make_stream(unsigned flags);
+EventHandle make_event(unsigned flags);
 
 /// A tensor map of bytes: sizes and box innermost first, strides (bytes, multiples of 16) of all dimensions
 /// but the innermost.

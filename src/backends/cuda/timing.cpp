@@ -36,51 +36,35 @@ private:
     std::map<const void*, std::unique_ptr<Staged>> copies_;
 };
 
-class CapturingStream {
-public:
-    CapturingStream() { check(cudaStreamCreate(&stream_), "creating a stream"); }
-    ~CapturingStream() { cudaStreamDestroy(stream_); }
-    CapturingStream(const CapturingStream&) = delete;
-    CapturingStream& operator=(const CapturingStream&) = delete;
-
-    operator cudaStream_t() const { return stream_; }
-
-    template <class Enqueue>
-    cudaGraphExec_t capture(const Enqueue& enqueue) const {
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t executable = nullptr;
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph");
-        enqueue();
-        check(cudaStreamEndCapture(stream_, &graph), "capturing a graph");
-        const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
-        cudaGraphDestroy(graph);
-        check(error, "making a graph");
-        return executable;
-    }
-
-private:
-    cudaStream_t stream_ = nullptr;
+struct DestroyGraph {
+    void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
 };
+using ExecutableGraph = std::unique_ptr<CUgraphExec_st, DestroyGraph>;
 
-class Event {
-public:
-    Event() { check(cudaEventCreate(&event_), "creating an event"); }
-    ~Event() { cudaEventDestroy(event_); }
-    Event(const Event&) = delete;
-    Event& operator=(const Event&) = delete;
+template <class Enqueue>
+ExecutableGraph capture(cudaStream_t stream, const Enqueue& enqueue) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph");
+    enqueue();
+    check(cudaStreamEndCapture(stream, &graph), "capturing a graph");
+    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error, "making a graph");
+    return ExecutableGraph(executable);
+}
 
-    void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "recording an event"); }
-    /// Waits for this one; seconds.
-    double since(const Event& earlier) const {
-        float milliseconds = 0;
-        check(cudaEventSynchronize(event_), "waiting for the device");
-        check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "reading an event");
-        return static_cast<double>(milliseconds) * 1e-3;
-    }
-
-private:
-    cudaEvent_t event_ = nullptr;
-};
+/// Seconds of one replay, waited for.
+double time_replay(const ExecutableGraph& graph, cudaStream_t stream, const EventHandle& begin,
+                   const EventHandle& end) {
+    float milliseconds = 0;
+    check(cudaEventRecord(begin.get(), stream), "recording an event");
+    check(cudaGraphLaunch(graph.get(), stream), "running a graph");
+    check(cudaEventRecord(end.get(), stream), "recording an event");
+    check(cudaEventSynchronize(end.get()), "waiting for the device");
+    check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading an event");
+    return static_cast<double>(milliseconds) * 1e-3;
+}
 
 }  // namespace
 
@@ -96,22 +80,18 @@ std::vector<double> time_runs(std::span<const TimedRun> runs, int device) {
         run.output = on_device(run.output);
     }
 
-    const CapturingStream stream;
-    const cudaGraphExec_t graph = stream.capture([&] {
+    const StreamHandle stream = make_stream(cudaStreamDefault);
+    const ExecutableGraph graph = capture(stream.get(), [&] {
         for (const TimedRun& run : staged)
-            run.layer->run(run.hidden, run.routing, run.output, {workspace.data(), bytes}, {stream});
+            run.layer->run(run.hidden, run.routing, run.output, {workspace.data(), bytes}, {stream.get()});
     });
-    const Event begin;
-    const Event end;
+    const EventHandle begin = make_event(cudaEventDefault);
+    const EventHandle end = make_event(cudaEventDefault);
     std::vector<double> seconds;
     for (int i = 0; i < kWarmUps + kReplays; ++i) {
-        begin.record(stream);
-        check(cudaGraphLaunch(graph, stream), "running a graph");
-        end.record(stream);
-        const double replay = end.since(begin);
+        const double replay = time_replay(graph, stream.get(), begin, end);
         if (i >= kWarmUps) seconds.push_back(replay / static_cast<double>(runs.size()));
     }
-    cudaGraphExecDestroy(graph);
     return seconds;
 }
 

@@ -28,16 +28,11 @@ void gather_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used,
 
 }  // namespace
 
-Uploader::Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
-    cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-    stream_.reset(stream);
+Uploader::Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes)
+    : buffer_bytes_(buffer_bytes), stream_(make_stream(cudaStreamNonBlocking)) {
     for (Buffer& buffer : buffers_) {
-        buffer.data = pinned;
+        buffer = {.data = pinned, .free = make_event(cudaEventDisableTiming)};
         pinned += buffer_bytes;
-        cudaEvent_t event = nullptr;
-        check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
-        buffer.free.reset(event);
     }
 }
 

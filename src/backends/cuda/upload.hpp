@@ -25,13 +25,9 @@ public:
     void finish();
 
 private:
-    struct Destroy {
-        void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
-        void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
-    };
     struct Buffer {
         std::uint8_t* data = nullptr;
-        std::unique_ptr<CUevent_st, Destroy> free;
+        EventHandle free;
     };
     const Buffer& next_buffer();
     void send(const Buffer&, std::uint8_t* to, std::int64_t bytes);
@@ -39,7 +35,7 @@ private:
     std::int64_t buffer_bytes_;
     Buffer buffers_[2];
     int next_ = 0;
-    std::unique_ptr<CUstream_st, Destroy> stream_;
+    StreamHandle stream_;
 };
 
 /// The uploaders of a device, made when they are first needed and kept: pinning memory takes longer than
