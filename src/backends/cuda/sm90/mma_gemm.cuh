@@ -312,8 +312,7 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Ite
                 stage + Tile::kSplit * Tile::kCodeBytes + part * Tile::kScaleBytes + first_row * 16, tokens,
                 lane);
         }
-        __syncwarp();
-        if (lane.index == 0) ptx::mbarrier_arrive(block.empty(at));
+        ptx::mbarrier_arrive(block.empty(at));  // every lane: racecheck does not follow __syncwarp
         at.advance(block.task.num_stages);
     }
     if constexpr (Tile::kSplit > 1) {
@@ -366,7 +365,7 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_pe
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < task.num_stages; ++stage) {
             ptx::mbarrier_init(ptx::shared_address(&block.shared.full[stage]), 2);  // weights and tokens
-            ptx::mbarrier_init(ptx::shared_address(&block.shared.empty[stage]), Tile::kConsumers);
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.empty[stage]), Tile::kConsumers * 32);
         }
         for (int slot = 0; slot < kMaxItems; ++slot) {
             ptx::mbarrier_init(ptx::shared_address(&block.shared.posted[slot]), 1);
