@@ -21,21 +21,33 @@ struct BlockPlace {
     }
 };
 
-__device__ inline void quantize_block(float (&x)[16], std::uint32_t largest, float global_scale,
-                                      float reciprocal) {
-    const BlockQuantizer quantizer = BlockQuantizer::of_usual(largest, global_scale, reciprocal);
-    if (quantizer.is_usual(largest, global_scale)) {
+/// Several blocks at once: their chains of dependent operations overlap.
+template <int kBlocks>
+__device__ inline void quantize_blocks(float (&x)[kBlocks][16], const std::uint32_t (&largest)[kBlocks],
+                                       float global_scale, float reciprocal) {
+    float quantized[kBlocks][16];
+    bool is_usual[kBlocks];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = quantizer.usual_value(x[i]);
-    } else {  // the blocks that no checkpoint's scales and no ordinary tokens give: one copy of the code
-        const BlockQuantizer careful(largest, global_scale, reciprocal);
-        float values[16];
+    for (int b = 0; b < kBlocks; ++b) {
+        const BlockQuantizer quantizer = BlockQuantizer::of_usual(largest[b], global_scale, reciprocal);
+        is_usual[b] = quantizer.is_usual(largest[b], global_scale);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) values[i] = x[i];
+        for (int i = 0; i < 16; ++i) quantized[b][i] = quantizer.usual_value(x[b][i]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+        if (!is_usual[b]) {  // what no checkpoint's scales and no ordinary tokens give: one copy of the code
+            const BlockQuantizer careful(largest[b], global_scale, reciprocal);
+            float values[16];  // these alone have an index that is not known, so they alone go to memory
+#pragma unroll
+            for (int i = 0; i < 16; ++i) values[i] = x[b][i];
 #pragma unroll 1
-        for (int i = 0; i < 16; ++i) values[i] = careful.value(values[i]);
+            for (int i = 0; i < 16; ++i) values[i] = careful.value(values[i]);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = values[i];
+            for (int i = 0; i < 16; ++i) quantized[b][i] = values[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) x[b][i] = quantized[b][i];
     }
 }
 
@@ -81,14 +93,15 @@ __device__ inline PermutedBlock permute_quantized(const float (&x)[16]) {
     return permute_block(pairs);
 }
 
-/// Sixteen bf16 as they lie in memory, quantised to fp16 with the global scale or left as they are. By whole
-/// quads; `reciprocal` is 1 / global_scale.
-template <bool kQuantizes>
-__device__ inline PermutedBlock encode_block(const uint4 (&bf16)[2], float global_scale, float reciprocal) {
-    const std::uint32_t words[8] = {bf16[0].x, bf16[0].y, bf16[0].z, bf16[0].w,
-                                    bf16[1].x, bf16[1].y, bf16[1].z, bf16[1].w};
-    if constexpr (kQuantizes) {
-        float x[16];
+/// Sixteen bf16 as they lie in memory.
+struct Bf16Block {
+    std::uint32_t words[8];
+
+    Bf16Block() = default;
+    __device__ Bf16Block(const uint4& a, const uint4& b) : words{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w} {}
+
+    /// The values as floats; returns the largest magnitude's bits.
+    __device__ std::uint32_t unpack(float (&x)[16]) const {
         std::uint32_t largest = 0;  // of the even and the odd values
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -96,10 +109,9 @@ __device__ inline PermutedBlock encode_block(const uint4 (&bf16)[2], float globa
             x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000U);
             largest = __vmaxu2(largest, words[i] & 0x7FFF7FFFU);
         }
-        largest = max(largest << 16, largest & 0xFFFF0000U);
-        quantize_block(x, largest, global_scale, reciprocal);
-        return permute_quantized(x);
-    } else {
+        return max(largest << 16, largest & 0xFFFF0000U);
+    }
+    __device__ PermutedBlock permuted() const {
         std::uint32_t pairs[2][4];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -108,6 +120,23 @@ __device__ inline PermutedBlock encode_block(const uint4 (&bf16)[2], float globa
         }
         return permute_block(pairs);
     }
+};
+
+/// Quantised to fp16 with the global scale, or left as they are. By whole quads; `reciprocal` is 1 /
+/// global_scale.
+template <bool kQuantizes, int kBlocks>
+__device__ inline void encode_blocks(const Bf16Block (&blocks)[kBlocks], float global_scale, float reciprocal,
+                                     PermutedBlock (&encoded)[kBlocks]) {
+    float x[kBlocks][16];
+    std::uint32_t largest[kBlocks];
+    if constexpr (kQuantizes) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) largest[b] = blocks[b].unpack(x[b]);
+        quantize_blocks(x, largest, global_scale, reciprocal);
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+        encoded[b] = kQuantizes ? permute_quantized(x[b]) : blocks[b].permuted();
 }
 
 __device__ inline void store_block(std::uint16_t* row, const BlockPlace& place, const PermutedBlock& block) {

@@ -95,15 +95,15 @@ __device__ __forceinline__ void store_down(const GroupedGemm& gemm, const TilePl
     for_each_token_tile<Tile>(plan, num_rows, me.lane, [&](int n, const float4& of_tokens) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            if (n * 8 + 2 * me.lane.t + j >= num_rows) continue;
+            const bool is_token = n * 8 + 2 * me.lane.t + j < num_rows;
             const float factor = j == 0 ? of_tokens.x : of_tokens.z;
             float* const to = out + (n * 8 + j) * gemm.out_stride;
             const float2 low{sums[0][n][j] * factor, sums[0][n][2 + j] * factor};
             if constexpr (Tile::kMTiles == 2) {
                 const float2 high{sums[1][n][j] * factor, sums[1][n][2 + j] * factor};
-                *reinterpret_cast<float4*>(to) = {low.x, low.y, high.x, high.y};
+                if (is_token) __stcg(reinterpret_cast<float4*>(to), {low.x, low.y, high.x, high.y});
             } else {
-                *reinterpret_cast<float2*>(to) = low;
+                if (is_token) __stcg(reinterpret_cast<float2*>(to), low);
             }
         }
     });
@@ -155,38 +155,66 @@ __device__ __forceinline__ void store_part(std::uint32_t buffer, const typename 
     ((part == parts ? store_part<Tile, parts * Tile::kPartTiles>(buffer, h, me) : void()), ...);
 }
 
+/// Encodes kCount parts from `part` on, which lie in the two buffers, and stores them.
+template <class Tile, int kCount>
+__device__ __forceinline__ void encode_parts(const GroupedGemm& gemm, const TilePlan& plan, int num_rows,
+                                             std::uint32_t buffers, int part, int group, int thread) {
+    constexpr WgmmaShape kShape = Tile::kShape;
+    const int quad = thread % 4;
+    const int first_index = Tile::first_index(plan.tile()) + group * 16;
+    Bf16Block blocks[kCount] = {};
+    PermutedBlock encoded[kCount];
+    if (first_index + 64 * quad < gemm.out_size) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            // Behind the last token it again: what lies there may not be usual, and takes the slow path.
+            const int last = num_rows - 1 - (part + i) * kShape.exchange_tokens();
+            const int token = min(thread / 4, last);
+            const std::uint32_t from = buffers + i * kShape.part_bytes() + token * 128;
+            const int swizzle = token % 8;
+            blocks[i] = Bf16Block(load_shared_vector(from + ((2 * quad ^ swizzle) << 4)),
+                                  load_shared_vector(from + (((2 * quad + 1) ^ swizzle) << 4)));
+        }
+    }
+    if (Tile::Format::kF16 && gemm.out_scale != nullptr)
+        encode_blocks<true>(blocks, plan.out_scale(), plan.out_reciprocal(), encoded);
+    else
+        encode_blocks<false>(blocks, 1.0F, 1.0F, encoded);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const int token = (part + i) * kShape.exchange_tokens() + thread / 4;
+        auto* row = static_cast<std::uint16_t*>(gemm.out) + (plan.first_row() + token) * gemm.out_stride;
+        if (token < num_rows)
+            store_block(row, BlockPlace(first_index / kChunk, quad, first_index % 64 / 16), encoded[i]);
+    }
+}
+
 template <class Tile>
 __device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const TilePlan& plan, int num_rows,
                                               typename Tile::Sums& sums, std::uint32_t exchange,
-                                              int& num_exchanged, const Consumer& me) {
+                                              const Consumer& me) {
     constexpr WgmmaShape kShape = Tile::kShape;
+    constexpr int kBlocks = kShape.exchange_parts();
+    constexpr auto kAllParts = std::make_integer_sequence<int, Tile::kParts>{};
     activate_sums<Tile>(gemm, plan, num_rows, sums, me.lane);
     const int group = me.warpgroup * kShape.m_tiles / 2;  // of warpgroups that exchange
     const int thread = (me.warpgroup * 128 + me.warp * 32 + me.lane.index) % kShape.exchange_threads();
-    const int quad = thread % 4;
-    const int first_index = Tile::first_index(plan.tile()) + group * 16;
-    const int first_row = plan.first_row();
-    const bool quantizes = Tile::Format::kF16 && gemm.out_scale != nullptr;
-    const float out_scale = plan.out_scale();
-    const float out_reciprocal = plan.out_reciprocal();
+    const std::uint32_t buffers = exchange + group * kShape.exchange_bytes();
+    const auto meet = [&] {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(kShape.exchange_threads()) : "memory");
+    };
+    const int num_parts = (num_rows + kShape.exchange_tokens() - 1) / kShape.exchange_tokens();
 #pragma unroll 1
-    for (int part = 0; part * kShape.exchange_tokens() < num_rows; ++part) {
-        const std::uint32_t buffer =
-            exchange + group * kShape.exchange_bytes() + num_exchanged++ % 2 * (kShape.exchange_bytes() / 2);
-        store_part<Tile>(buffer, sums, part, me, std::make_integer_sequence<int, Tile::kParts>{});
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kShape.exchange_threads()) : "memory");
-        const int token = part * kShape.exchange_tokens() + thread / 4;
-        if (token >= num_rows) continue;
-        uint4 bf16[2] = {};
-        if (first_index + 64 * quad < gemm.out_size) {
-            const std::uint32_t from = buffer + thread / 4 * 128;
-            bf16[0] = load_shared_vector(from + ((2 * quad ^ token % 8) << 4));
-            bf16[1] = load_shared_vector(from + (((2 * quad + 1) ^ token % 8) << 4));
-        }
-        const PermutedBlock block = quantizes ? encode_block<true>(bf16, out_scale, out_reciprocal)
-                                              : encode_block<false>(bf16, 1.0F, 1.0F);
-        auto* row = static_cast<std::uint16_t*>(gemm.out) + (first_row + token) * gemm.out_stride;
-        store_block(row, BlockPlace(first_index / kChunk, quad, first_index % 64 / 16), block);
+    for (int part = 0; part < num_parts; part += kBlocks) {
+        meet();  // the buffers have been read
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+            store_part<Tile>(buffers + i * kShape.part_bytes(), sums, part + i, me, kAllParts);
+        meet();
+        if (part + kBlocks <= num_parts)
+            encode_parts<Tile, kBlocks>(gemm, plan, num_rows, buffers, part, group, thread);
+        else
+            encode_parts<Tile, 1>(gemm, plan, num_rows, buffers, part, group, thread);
     }
 }
 

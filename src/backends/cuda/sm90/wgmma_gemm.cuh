@@ -255,7 +255,6 @@ __device__ __forceinline__ void keep_behind(typename Tile::Sums& sums) {
 
 struct WgmmaRings {
     RingPosition slot, weights, tokens;
-    int num_exchanged = 0;
 };
 
 /// Weights on their way from shared memory to the registers, some words ahead of the multiplication.
@@ -366,7 +365,7 @@ __device__ __forceinline__ void multiply_wgmma(const WgmmaTask& task, const Shar
                                   me.lane);
         ptx::mbarrier_wait(shared.planned(at.slot.stage), at.slot.parity);
         if (half == Half::gate_up)
-            store_gate_up<Tile>(task.gate_up, plan, num_rows, sums, shared.exchange, at.num_exchanged, me);
+            store_gate_up<Tile>(task.gate_up, plan, num_rows, sums, shared.exchange, me);
         else
             store_down<Tile>(task.down, plan, num_rows, sums, me);
         __syncwarp();

@@ -32,7 +32,10 @@ struct WgmmaShape {
     /// Warpgroups that share quantisation blocks of h pass them on to each other through shared memory.
     constexpr int exchange_threads() const { return 256 / m_tiles; }
     constexpr int exchange_tokens() const { return exchange_threads() / 4; }
-    constexpr int exchange_bytes() const { return 2 * exchange_tokens() * 128; }  // two buffers
+    constexpr int part_bytes() const { return exchange_tokens() * 128; }
+    /// At once, so that a thread has so many blocks to encode: their chains overlap, where registers allow.
+    constexpr int exchange_parts() const { return m_tiles; }
+    constexpr int exchange_bytes() const { return exchange_parts() * part_bytes(); }
     constexpr int num_exchanges() const { return warpgroups * m_tiles / 2; }
     constexpr int plan_bytes() const { return 32 + tile_tokens * 8; }  // of a tile: TilePlan
     constexpr int shared_bytes() const {
@@ -43,8 +46,8 @@ struct WgmmaShape {
 
 /// Ordered by how many rows an expert they are good for; choose_wgmma says which runs when.
 inline constexpr WgmmaShape kWgmmaShapes[] = {
-    {4, 1, 96, 3, 7, 104},
-    {2, 2, 160, 3, 5, 240},
+    {4, 1, 96, 3, 8, 104},
+    {2, 2, 160, 3, 5, 232},
 };
 inline constexpr int kNumWgmmaShapes = 2;
 static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);

@@ -42,23 +42,18 @@ __device__ void zero_padding(const EncodeTask& task, int part, int num_parts) {
     }
 }
 
-/// Sixteen values of a token, in a thread's registers.
-struct TokenBlock {
-    uint4 bf16[2];
-    BlockPlace place;
+__device__ Bf16Block load_block(const EncodeTask& task, std::int64_t token, const BlockPlace& place) {
+    if (place.first_k() >= task.cols) return {};
+    const auto* from = reinterpret_cast<const uint4*>(task.hidden + token * task.cols + place.first_k());
+    return {from[0], from[1]};
+}
 
-    __device__ TokenBlock(const EncodeTask& task, std::int64_t token, int index) : bf16{}, place(index) {
-        if (place.first_k() >= task.cols) return;
-        const auto* from = reinterpret_cast<const uint4*>(task.hidden + token * task.cols + place.first_k());
-        bf16[0] = from[0];
-        bf16[1] = from[1];
-    }
-
-    template <bool kQuantizes>
-    __device__ PermutedBlock encode(float scale) const {
-        return encode_block<kQuantizes>(bf16, scale, 1.0F / scale);
-    }
-};
+template <bool kQuantizes>
+__device__ PermutedBlock encode(const Bf16Block& block, float scale) {
+    PermutedBlock encoded[1];
+    encode_blocks<kQuantizes>({block}, scale, 1.0F / scale, encoded);
+    return encoded[0];
+}
 
 /// Part `part` of `num_parts` blocks of threads: whole tokens, a thread a block of values.
 template <bool kQuantizes>
@@ -67,38 +62,65 @@ __device__ void encode_tokens(const EncodeTask& task, int part, int num_parts) {
     for (std::int64_t token = part; token < task.num_tokens; token += num_parts) {
         const float scale = kQuantizes ? task.scale(token, 0) : 1.0F;
         for (int i = static_cast<int>(threadIdx.x); i < width / 16; i += static_cast<int>(blockDim.x)) {
-            const TokenBlock block(task, token, i);
-            store_block(task.rows + token * width, block.place, block.encode<kQuantizes>(scale));
+            const BlockPlace place(i);
+            store_block(task.rows + token * width, place,
+                        encode<kQuantizes>(load_block(task, token, place), scale));
         }
     }
     zero_padding(task, part, num_parts);
 }
 
-/// Tokens first..last, each to all of its rows.
-template <bool kQuantizes>
-__device__ void scatter_tokens(const GroupTask& group, const EncodeTask& task, std::int64_t first,
-                               std::int64_t last) {
-    const std::int64_t width = permuted_size(task.cols);
-    const int blocks = static_cast<int>(width / 16);
-    const int top_k = group.top_k;
-    for (std::int64_t i = threadIdx.x; i < (last - first) * blocks; i += kThreads) {
-        const std::int64_t token = first + i / blocks;
-        const TokenBlock block(task, token, static_cast<int>(i % blocks));
-        const std::int32_t* const slot_row = group.out.slot_row + token * top_k;
-        PermutedBlock encoded{};
-        if (!kQuantizes || !task.scales_by_expert)
-            encoded = block.encode<kQuantizes>(kQuantizes ? task.scale(token, 0) : 1.0F);
-        for (int j = 0; j < top_k; ++j) {
-            const std::int32_t row = __ldcg(slot_row + j);  // by this block's other threads
-            if (row < 0) continue;
-            if (kQuantizes && task.scales_by_expert) {
-                const std::int32_t expert = group.top_k_ids[token * top_k + j] - group.first_expert;
-                encoded = block.encode<kQuantizes>(task.scale(token, expert));
-            }
-            store_block(task.rows + row * width, block.place, encoded);
+/// The blocks of tokens first..last, each to all of its token's rows: a thread has every kThreads-th block,
+/// and loads the next one before it stores one, the first before it is known which rows there are.
+class Scatter {
+public:
+    __device__ Scatter(const EncodeTask& task, std::int64_t first, std::int64_t last)
+        : task_(task),
+          first_(first),
+          blocks_of_token_(static_cast<int>(permuted_size(task.cols) / 16)),
+          num_blocks_(static_cast<int>(last - first) * blocks_of_token_),
+          next_(load(static_cast<int>(threadIdx.x))) {}
+
+    template <bool kQuantizes>
+    __device__ void run(const GroupTask& group) {
+        for (int i = static_cast<int>(threadIdx.x); i < num_blocks_; i += kThreads) {
+            const Bf16Block block = next_;
+            next_ = load(i + kThreads);
+            store<kQuantizes>(group, block, i);
         }
     }
-}
+
+private:
+    __device__ std::int64_t token(int i) const { return first_ + i / blocks_of_token_; }
+    __device__ BlockPlace place(int i) const { return BlockPlace(i % blocks_of_token_); }
+    __device__ Bf16Block load(int i) const {
+        return i < num_blocks_ ? load_block(task_, token(i), place(i)) : Bf16Block{};
+    }
+
+    template <bool kQuantizes>
+    __device__ void store(const GroupTask& group, const Bf16Block& block, int i) const {
+        const std::int64_t token = this->token(i);
+        const std::int64_t first_slot = token * group.top_k;
+        const BlockPlace place = this->place(i);
+        PermutedBlock encoded{};
+        if (!kQuantizes || !task_.scales_by_expert)
+            encoded = encode<kQuantizes>(block, kQuantizes ? task_.scale(token, 0) : 1.0F);
+        for (int j = 0; j < group.top_k; ++j) {
+            const std::int32_t row = __ldcg(group.out.slot_row + first_slot + j);  // by this block's threads
+            if (row < 0) continue;
+            if (kQuantizes && task_.scales_by_expert) {
+                const std::int32_t expert = group.top_k_ids[first_slot + j] - group.first_expert;
+                encoded = encode<kQuantizes>(block, task_.scale(token, expert));
+            }
+            store_block(task_.rows + row * (blocks_of_token_ * std::int64_t{16}), place, encoded);
+        }
+    }
+
+    const EncodeTask& task_;
+    std::int64_t first_;
+    int blocks_of_token_, num_blocks_;
+    Bf16Block next_;
+};
 
 template <bool kQuantizes>
 __global__ void __launch_bounds__(kThreads)
@@ -116,9 +138,10 @@ __global__ void __launch_bounds__(kThreads)
     ptx::allow_next_kernel();
     const std::int64_t first = blockIdx.x * tokens_per_block;
     const std::int64_t last = min(encode.num_tokens, first + tokens_per_block);
+    Scatter scatter(encode, first, last);
     group_slots(group, first * group.top_k, last * group.top_k);
     __syncthreads();
-    scatter_tokens<kQuantizes>(group, encode, first, last);
+    scatter.run<kQuantizes>(group);
     zero_padding(encode, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
 }
 
@@ -132,22 +155,22 @@ __global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask ta
          i += std::int64_t{gridDim.x} * 256) {
         const BlockPlace place(i % blocks);
         std::uint16_t* row = task.rows + i / blocks * width;
-        float x[16];
+        float x[1][16];
         std::uint32_t largest = 0;
 #pragma unroll
         for (int word = 0; word < 2; ++word) {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const std::uint32_t pair = reinterpret_cast<std::uint32_t*>(row)[place.pair(word, n)];
-                x[word * 8 + n] = __uint_as_float(pair << 16);
-                x[word * 8 + n + 4] = __uint_as_float(pair & 0xFFFF0000U);
+                x[0][word * 8 + n] = __uint_as_float(pair << 16);
+                x[0][word * 8 + n + 4] = __uint_as_float(pair & 0xFFFF0000U);
                 largest = __vmaxu2(largest, pair & 0x7FFF7FFFU);
             }
         }
         largest = max(largest << 16, largest & 0xFFFF0000U);
         const float scale = task.row_scale[i / blocks];
-        quantize_block(x, largest, scale, 1.0F / scale);
-        store_block(row, place, permute_quantized(x));
+        quantize_blocks(x, {largest}, scale, 1.0F / scale);
+        store_block(row, place, permute_quantized(x[0]));
     }
 }
 
