@@ -12,8 +12,9 @@ namespace moe4::cuda::sm90 {
 struct RingPosition {
     int stage = 0;
     std::uint32_t parity = 0;
-    __device__ void advance(int num_stages) {
-        if (++stage < num_stages) return;
+    __device__ void advance(int num_stages, int by = 1) {
+        stage += by;
+        if (stage < num_stages) return;
         stage = 0;
         parity ^= 1;
     }

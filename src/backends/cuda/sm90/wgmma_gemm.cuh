@@ -84,6 +84,7 @@ struct WgmmaShared {
     __device__ std::uint32_t done(int slot) const { return barriers + 288 + 8 * slot; }
     __device__ std::uint32_t free(int slot) const { return barriers + 304 + 8 * slot; }
     static_assert(kShape.weight_stages <= 8 && kShape.token_stages <= 8 && kPlanSlots == 2);
+    static_assert(kShape.token_stages * 64 % kChunk == 0);
 
     /// The item of this slot, once there is one.
     __device__ Item await_item(const RingPosition& slot) const {
@@ -299,11 +300,10 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
     using Format = typename Tile::Format;
     using Words = WeightWords<Tile>;
     constexpr WgmmaShape kShape = Tile::kShape;
-    const auto release_tokens = [&] {  // the stage in front of the ring's position
-        if (lane.index > 0) return;
-        const int stage = at.tokens.stage > 0 ? at.tokens.stage - 1 : kShape.token_stages - 1;
-        ptx::mbarrier_arrive(shared.tokens_empty(stage));
+    const auto release_tokens = [&](std::uint32_t empty) {
+        if (lane.index == 0) ptx::mbarrier_arrive(empty);
     };
+    std::uint32_t last_empty = 0;   // of the chunk before
     typename Tile::Fragments a[2];  // which half of the pipeline
     Words weights(rows, lane);
     const auto load_first_words = [&] {
@@ -315,8 +315,13 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
 #pragma unroll 1
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
         std::uint32_t scales[Tile::kMTiles][2];
+        const std::uint32_t full = shared.tokens_full(at.tokens.stage);
+        const std::uint32_t empty = shared.tokens_empty(at.tokens.stage);
+        const std::uint64_t tokens =
+            ptx::wgmma_descriptor(shared.tokens + at.tokens.stage * kShape.token_bytes());
 #pragma unroll
         for (int word = 0; word < 8; ++word) {
+            const int slab = word / 2;
             if (word % Words::kAhead == 0 && word + Words::kAhead < 8)
                 weights.load(shared, at.weights.stage, word / Words::kAhead + 1);
             if (word + 2 * Words::kAhead == 8) {  // all in registers: the stage may be filled again
@@ -331,22 +336,23 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
                 if (chunk + 1 < num_chunks) load_first_words();
             }
             ptx::wgmma_wait<1>();
-            if (word % 2 == 1 && (word > 1 || chunk > 0)) release_tokens();
+            if (word % 2 == 1 && slab > 0) release_tokens(empty + (slab - 1) * 8);
+            if (word == 1 && chunk > 0) release_tokens(last_empty);
             decode_words<Tile, Words::kAhead>(a[word % 2], weights.words[word / Words::kAhead % 2], scales,
                                               word % Words::kAhead);
-            if (word % 2 == 0) ptx::mbarrier_wait(shared.tokens_full(at.tokens.stage), at.tokens.parity);
-            const std::uint64_t b =
-                ptx::wgmma_descriptor(shared.tokens + at.tokens.stage * kShape.token_bytes()) + word % 2 * 4;
+            if (word % 2 == 0) ptx::mbarrier_wait(full + slab * 8, at.tokens.parity);
+            const std::uint64_t b = tokens + slab * (kShape.token_bytes() / 16) + word % 2 * 4;
             if constexpr (Format::kF16)
                 ptx::wgmma_group_f16(sums, a[word % 2], b, leaf);
             else
                 ptx::wgmma_group_bf16(sums, a[word % 2], b, leaf);
-            if (word % 2 == 1) at.tokens.advance(kShape.token_stages);
         }
+        last_empty = empty + 3 * 8;
+        at.tokens.advance(kShape.token_stages, 4);
     }
     ptx::wgmma_wait<0>();
     keep_behind<Tile>(sums);
-    release_tokens();
+    release_tokens(last_empty);
 }
 
 template <class Tile, class Shared>

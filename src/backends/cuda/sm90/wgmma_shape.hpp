@@ -15,7 +15,7 @@ struct WgmmaShape {
     int m_tiles;     // of 64 weight rows, for each of them
     int tile_tokens;
     int weight_stages;  // of 256 k
-    int token_stages;   // of 64 k
+    int token_stages;   // of 64 k: those of whole chunks
     int consumer_registers;
 
     constexpr int units() const { return warpgroups * m_tiles; }
@@ -47,7 +47,7 @@ struct WgmmaShape {
 /// Ordered by how many rows an expert they are good for; choose_wgmma says which runs when.
 inline constexpr WgmmaShape kWgmmaShapes[] = {
     {4, 1, 96, 3, 8, 104},
-    {2, 2, 160, 3, 5, 232},
+    {2, 2, 160, 3, 4, 232},
 };
 inline constexpr int kNumWgmmaShapes = 2;
 static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);
