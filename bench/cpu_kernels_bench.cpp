@@ -137,6 +137,7 @@ public:
                       .last = kHidden,
                       .y = reinterpret_cast<float*>(y_.get()),
                       .y_stride = kHidden,
+                      .past_caches = false,
                       .scratch = scratch_.get()});
     }
 

@@ -95,6 +95,25 @@ TEST_P(CpuLayerBits, AreThoseOfARowAlone) {
     }
 }
 
+TEST_P(CpuLayerBits, OfAnExpertWithManyRowsAreThoseOfFew) {
+    constexpr std::size_t kManyTokens = 600;  // more than two blocks
+    constexpr std::size_t kFew = 50;
+    Problem problem = problem_;
+    problem.max_tokens = kManyTokens;
+    problem.top_k = 1;
+    const Input many =
+        random_input(layer_.weights().config, kManyTokens, 1, Ids::one_expert, layer_.random());
+    const auto layer = make_layer(layer_.weights(), problem, threads(3));
+    const auto output = run_layer<float>(*layer, many);
+    for (std::size_t first = 0; first < kManyTokens; first += kFew) {
+        std::vector<std::size_t> tokens(kFew);
+        std::iota(tokens.begin(), tokens.end(), first);
+        const auto few = run_layer<float>(*layer, select_rows(many, tokens, kHidden));
+        const auto begin = output.begin() + static_cast<std::ptrdiff_t>(first * kHidden);
+        EXPECT_EQ(count_differences(few, {begin, begin + kFew * kHidden}), 0U) << "tokens from " << first;
+    }
+}
+
 TEST_P(CpuLayerBits, AreThoseOfAShuffledBatch) {
     std::vector<std::size_t> order(kTokens);
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -308,8 +327,8 @@ TEST_P(CpuLayerBits, AreThoseOfPackedKernelsThatMix) {
         Problem problem = problem_;
         problem.activation_scale = scale;
         const PreparedLayer mixed = prepare_layer(problem, {&large, &small}, layer_.weights(), workers);
-        EXPECT_EQ(&mixed.kernel_for(9), &large);
-        EXPECT_EQ(&mixed.kernel_for(8), &small);
+        EXPECT_EQ(mixed.kernels[mixed.kernel_index(9)], &large);
+        EXPECT_EQ(mixed.kernels[mixed.kernel_index(8)], &small);
         BackendOptions scalar = threads(2);  // whatever this machine would choose may sum in another order
         scalar.kernel = is_w4a4 ? "scalar_w4a4" : "scalar_w4a16";
         const auto plain = run_layer<float>(*make_layer(layer_.weights(), problem, scalar), zipf);

@@ -142,6 +142,7 @@ Outputs run(const Kernel& kernel, const ExpertWeights& expert, const Rows& rows,
                      .last = last,
                      .y = sums,
                      .y_stride = y_stride,
+                     .past_caches = first % (2 * down_step) == 0,
                      .scratch = bytes_of(scratch)});
         for (std::int64_t r = 0; r < rows.count; ++r) {
             std::copy(sums + r * y_stride, sums + r * y_stride + (last - first),

@@ -160,6 +160,7 @@ inline __m512 _mm512_maskz_loadu_ps(__mmask16 k, const void* p) { return load_ma
 inline void _mm512_store_si512(void* p, __m512i a) { store_aligned(p, a); }
 inline void _mm512_store_ps(void* p, __m512 a) { store_aligned(p, a); }
 inline void _mm512_stream_si512(void* p, __m512i a) { store_aligned(p, a); }
+inline void _mm512_stream_ps(void* p, __m512 a) { store_aligned(p, a); }
 inline void _mm_storeu_si128(void* p, __m128i a) { store(p, a); }
 inline void _mm256_storeu_si256(void* p, __m256i a) { store(p, a); }
 inline void _mm512_storeu_ps(void* p, __m512 a) { store(p, a); }

@@ -130,6 +130,7 @@ constexpr Intrinsic kIntrinsics[] = {
     STORED(_mm512_store_si512(result, I512(0)))
     STORED(_mm512_stream_si512(reinterpret_cast<__m512i*>(result), I512(0)))
     STORED(_mm512_store_ps(result, F512(0)))
+    STORED(_mm512_stream_ps(reinterpret_cast<float*>(result), F512(0)))
     STORED(_mm_storeu_si128(reinterpret_cast<__m128i*>(result + 5), I128(0)))
     STORED(_mm256_storeu_si256(reinterpret_cast<__m256i*>(result + 5), I256(0)))
     STORED(_mm512_storeu_ps(result, F512(0)))

@@ -1,8 +1,13 @@
-// permute -> load hidden -> gate_up -> [load h] -> down and combine. Each phase is a fork-join over pieces of
+// permute -> encode hidden -> gate_up, then h -> down and combine. Each phase is a fork-join over pieces of
 // work that share nothing, so any thread may take any piece at any time and the bits stay the same.
+//
+// Rows are worked on in blocks of one expert's. The thread that takes a piece of gate_up gathers the block's
+// activations for itself, and the one that ends a block's last piece loads its h: both lie in its own caches
+// then.
 #include "backends/cpu/forward.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 
 #include "format/bf16.hpp"
@@ -29,6 +34,8 @@ float product(float activation_scale, double global_scale) {
     return static_cast<float>(static_cast<double>(activation_scale) * global_scale);
 }
 
+constexpr std::int64_t kMostCachedYBytes = 32 << 20;  // about the second caches of a server
+
 class Forward {
 public:
     Forward(const PreparedLayer& layer, const ForwardInput& input)
@@ -40,16 +47,18 @@ public:
           intermediate_size_(layer.problem.config.intermediate_size),
           row_begin_(at<std::int32_t>(layout_.row_begin)),
           row_token_(at<std::int32_t>(layout_.row_token)),
-          slot_row_(at<std::int32_t>(layout_.slot_row)) {}
+          slot_row_(at<std::int32_t>(layout_.slot_row)),
+          token_scale_(at<float>(layout_.token_scale)),
+          h_scale_(at<float>(layout_.h_scale)),
+          blocks_(at<RowBlock>(layout_.blocks)) {}
 
     void run() {
         permute();
-        place_panels();
-        scale_hidden();
-        for (const Kernel* kernel : layer_.kernels) load_hidden(*kernel);
+        divide_rows();
+        scale_tokens();
+        encode_hidden();
         gate_up();
-        scale_h();
-        load_h();
+        if (mode_is(ActivationScale::dynamic)) load_h_by_largest();
         down();
     }
 
@@ -58,25 +67,26 @@ private:
     T* at(std::size_t offset) const {
         return reinterpret_cast<T*>(in_.workspace + offset);
     }
-    const PreparedExpert& expert(std::int64_t e) const { return layer_.experts[static_cast<std::size_t>(e)]; }
+    template <class T>
+    T* at(int worker, std::size_t offset) const {
+        return at<T>(layout_.workers + static_cast<std::size_t>(worker) * layout_.worker_bytes + offset);
+    }
+    const Kernel& kernel(const RowBlock& block) const {
+        return *layer_.kernels[static_cast<std::size_t>(block.kernel)];
+    }
+    const PreparedExpert& expert(const RowBlock& block) const {
+        return layer_.experts[static_cast<std::size_t>(block.expert)];
+    }
     std::int64_t num_rows() const { return row_begin_[layer_.num_held()]; }
-    std::int64_t num_rows(std::int64_t e) const { return row_begin_[e + 1] - row_begin_[e]; }
-    const Kernel& kernel_of(std::int64_t e) const { return layer_.kernel_for(num_rows(e)); }
-    ActivationScale mode() const { return layer_.problem.activation_scale; }
-    bool is_w4a4() const { return layer_.problem.precision == Precision::w4a4; }
-    bool scale_depends_on_expert() const { return is_w4a4() && mode() == ActivationScale::per_expert; }
+    bool mode_is(ActivationScale mode) const {
+        return layer_.problem.precision == Precision::w4a4 && layer_.problem.activation_scale == mode;
+    }
 
-    std::uint8_t* panel(std::int64_t e) const {
-        return at<std::uint8_t>(layout_.panels) + at<std::uint64_t>(layout_.panel_offset)[e];
+    std::uint8_t* h_panel(const RowBlock& block) const {
+        return at<std::uint8_t>(layout_.h_panels) + block.h_panel;
     }
-    std::uint8_t* h_panel(std::int64_t e) const {
-        return at<std::uint8_t>(layout_.h_panels) + at<std::uint64_t>(layout_.h_panel_offset)[e];
-    }
-    std::uint16_t* h_row(std::int64_t row) const {
-        return at<std::uint16_t>(layout_.h_rows) + row * intermediate_size_;
-    }
-    std::uint8_t* scratch(int worker) const {
-        return at<std::uint8_t>(layout_.scratch) + static_cast<std::size_t>(worker) * layout_.scratch_bytes;
+    std::uint16_t* h_rows(const RowBlock& block) const {
+        return at<std::uint16_t>(layout_.h_rows) + block.first_row * intermediate_size_;
     }
 
     /// Slots grouped by expert, within an expert by token and slot.
@@ -102,172 +112,195 @@ private:
         row_begin_[0] = 0;
     }
 
-    void place_panels() {
-        auto* offset = at<std::uint64_t>(layout_.panel_offset);
-        auto* h_offset = at<std::uint64_t>(layout_.h_panel_offset);
-        std::size_t next = 0;
-        std::size_t h_next = 0;
+    /// Into blocks of about equal size, each of one expert.
+    void divide_rows() {
+        std::size_t h_panel = 0;
         for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            const Kernel& kernel = kernel_of(e);
-            offset[e] = next;
-            h_offset[e] = h_next;
-            if (num_rows(e) == 0) continue;
-            next += round_up(kernel.panel_bytes(num_rows(e), hidden_size_), 64);
-            h_next += round_up(kernel.panel_bytes(num_rows(e), intermediate_size_), 64);
-        }
-    }
-
-    /// A1 of every token and row, and the products that gate_up applies.
-    void scale_hidden() {
-        auto* token_scale = at<float>(layout_.token_scale);
-        if (is_w4a4() && scales_need_all_of_h(layer_.problem)) {
-            for_each_range(in_.num_tokens, [&](std::int64_t first, std::int64_t last) {
-                for (std::int64_t t = first; t < last; ++t) {
-                    const std::uint16_t* row = in_.hidden + t * hidden_size_;
-                    token_scale[t] = format::dynamic_global_scale(largest_finite(row, hidden_size_));
-                }
-            });
-            if (mode() == ActivationScale::dynamic) spread_largest(token_scale, in_.num_tokens);
-        } else {
-            std::fill_n(token_scale, in_.num_tokens, expert(0).input_scale);
-        }
-        auto* input_scale = at<float>(layout_.input_scale);
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            for (std::int32_t r = row_begin_[e]; r < row_begin_[e + 1]; ++r) {
-                input_scale[r] =
-                    scale_depends_on_expert() ? expert(e).input_scale : token_scale[row_token_[r]];
-                at<float>(layout_.gate_scale)[r] = product(input_scale[r], expert(e).gate_scale);
-                at<float>(layout_.up_scale)[r] = product(input_scale[r], expert(e).up_scale);
-                at<float>(layout_.h_input_scale)[r] = expert(e).h_input_scale;
+            const std::int64_t begin = row_begin_[e];
+            const std::int64_t count = row_begin_[e + 1] - begin;
+            const std::int64_t num_blocks = divide_up(count, max_block_rows(hidden_size_));
+            for (std::int64_t i = 0; i < num_blocks; ++i) {
+                RowBlock& block = blocks_[num_blocks_++];
+                block = {.h_panel = h_panel,
+                         .expert = static_cast<std::int32_t>(e),
+                         .kernel = static_cast<std::int32_t>(layer_.kernel_index(count)),
+                         .first_row = static_cast<std::int32_t>(begin + count * i / num_blocks),
+                         .num_rows =
+                             static_cast<std::int32_t>(count * (i + 1) / num_blocks - count * i / num_blocks),
+                         .pieces_left = 0};
+                h_panel += round_up(kernel(block).panel_bytes(block.num_rows, intermediate_size_), 64);
+                std::fill_n(h_scale_ + block.first_row, block.num_rows, expert(block).h_input_scale);
             }
         }
     }
 
-    /// A2 of every row, and the product that down applies.
-    void scale_h() {
-        auto* scale = at<float>(layout_.h_input_scale);
-        if (is_w4a4() && scales_need_all_of_h(layer_.problem)) {
-            for_each_range(num_rows(), [&](std::int64_t first, std::int64_t last) {
-                for (std::int64_t r = first; r < last; ++r) {
-                    scale[r] = format::dynamic_global_scale(largest_finite(h_row(r), intermediate_size_));
-                }
-            });
-            if (mode() == ActivationScale::dynamic) spread_largest(scale, num_rows());
+    /// A1 where it does not depend on the expert.
+    void scale_tokens() {
+        if (!mode_is(ActivationScale::dynamic) && !mode_is(ActivationScale::dynamic_token)) {
+            std::fill_n(token_scale_, in_.num_tokens, layer_.experts.front().input_scale);
+            return;
         }
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            for (std::int32_t r = row_begin_[e]; r < row_begin_[e + 1]; ++r)
-                at<float>(layout_.down_scale)[r] = product(scale[r], expert(e).down_scale);
-        }
+        for_each_range(in_.num_tokens, [&](std::int64_t first, std::int64_t last) {
+            scale_by_largest(in_.hidden, hidden_size_, first, last, token_scale_);
+        });
+        if (mode_is(ActivationScale::dynamic)) spread_largest(token_scale_, in_.num_tokens);
+    }
+
+    static void scale_by_largest(const std::uint16_t* rows, std::int64_t cols, std::int64_t first,
+                                 std::int64_t last, float* scales) {
+        for (std::int64_t r = first; r < last; ++r)
+            scales[r] = format::dynamic_global_scale(largest_finite(rows + r * cols, cols));
     }
 
     static void spread_largest(float* scales, std::int64_t count) {
         if (count > 0) std::fill_n(scales, count, *std::max_element(scales, scales + count));
     }
 
-    void load_hidden(const Kernel& kernel) {
-        const auto is_served = [&](std::int64_t e) { return &kernel_of(e) == &kernel; };
-        const std::size_t row_bytes = encoded_row_bytes(kernel, hidden_size_);
-        const bool encodes_each_row = kernel.encode_rows != nullptr && scale_depends_on_expert();
-        const bool encodes_tokens = kernel.encode_rows != nullptr && !encodes_each_row;
-        auto* encoded = at<std::uint8_t>(layout_.encoded);
-        if (!serves_any(is_served)) return;
-        if (encodes_tokens) {
+    bool encodes_tokens(const Kernel& kernel) const {
+        return kernel.encode_rows != nullptr && !mode_is(ActivationScale::per_expert);
+    }
+    bool encodes_blocks(const Kernel& kernel) const {
+        return kernel.encode_rows != nullptr && mode_is(ActivationScale::per_expert);
+    }
+    /// Of hidden: every token once a kernel, or the rows of every block.
+    std::uint8_t* encoded_tokens(std::size_t kernel) const {
+        return at<std::uint8_t>(layout_.encoded) +
+               kernel * static_cast<std::size_t>(in_.num_tokens) * layout_.encoded_row_bytes;
+    }
+    std::uint8_t* encoded_block(const RowBlock& block) const {
+        return at<std::uint8_t>(layout_.encoded) +
+               static_cast<std::size_t>(block.first_row) * layout_.encoded_row_bytes;
+    }
+
+    void encode_hidden() {
+        for (std::size_t k = 0; k < layer_.kernels.size(); ++k) {
+            const Kernel& kernel = *layer_.kernels[k];
+            const auto is_served = [&](const RowBlock& block) {
+                return static_cast<std::size_t>(block.kernel) == k;
+            };
+            if (!encodes_tokens(kernel) || std::none_of(blocks_, blocks_ + num_blocks_, is_served)) continue;
             for_each_range(in_.num_tokens, [&](std::int64_t first, std::int64_t last) {
                 kernel.encode_rows({.values = in_.hidden,
                                     .index = nullptr,
-                                    .input_scale = at<float>(layout_.token_scale),
+                                    .input_scale = token_scale_,
                                     .cols = hidden_size_,
                                     .first = first,
                                     .last = last,
-                                    .rows = encoded});
+                                    .rows = encoded_tokens(k)});
             });
         }
-        for_each_row_piece(is_served, [&](const Piece& piece) {
-            const std::int64_t begin = row_begin_[piece.expert];
-            GatherTask gather{.rows = reinterpret_cast<const std::uint8_t*>(in_.hidden),
-                              .index = row_token_ + begin,
-                              .cols = hidden_size_,
-                              .num_rows = num_rows(piece.expert),
-                              .first = piece.first,
-                              .last = piece.last,
-                              .panel = panel(piece.expert)};
-            if (encodes_tokens) gather.rows = encoded;
-            if (encodes_each_row) {
-                kernel.encode_rows({.values = in_.hidden,
-                                    .index = row_token_,
-                                    .input_scale = at<float>(layout_.input_scale),
-                                    .cols = hidden_size_,
-                                    .first = begin + piece.first,
-                                    .last = begin + piece.last,
-                                    .rows = encoded});
-                gather.rows = encoded + static_cast<std::size_t>(begin) * row_bytes;
-                gather.index = nullptr;
-            }
-            kernel.gather_rows(gather);
-        });
-    }
-
-    /// Encodes and gathers h where gate_up left it as bf16 rows.
-    void load_h() {
-        const auto is_in_rows = [&](std::int64_t e) { return stores_h_rows(kernel_of(e), layer_.problem); };
-        if (!serves_any(is_in_rows)) return;
-        std::size_t row_bytes = 0;  // of the widest, so that no two experts share bytes
-        for (const Kernel* kernel : layer_.kernels) {
-            if (stores_h_rows(*kernel, layer_.problem))
-                row_bytes = std::max(row_bytes, encoded_row_bytes(*kernel, intermediate_size_));
-        }
-        for_each_row_piece(is_in_rows, [&](const Piece& piece) {
-            const Kernel& kernel = kernel_of(piece.expert);
-            const std::int64_t begin = row_begin_[piece.expert];
-            const std::uint16_t* h = h_row(begin);
-            const auto* rows = reinterpret_cast<const std::uint8_t*>(h);
-            if (kernel.encode_rows != nullptr) {
-                auto* encoded =
-                    at<std::uint8_t>(layout_.encoded) + static_cast<std::size_t>(begin) * row_bytes;
-                kernel.encode_rows({.values = h,
-                                    .index = nullptr,
-                                    .input_scale = at<float>(layout_.h_input_scale) + begin,
-                                    .cols = intermediate_size_,
-                                    .first = piece.first,
-                                    .last = piece.last,
-                                    .rows = encoded});
-                rows = encoded;
-            }
-            kernel.gather_rows({.rows = rows,
-                                .index = nullptr,
-                                .cols = intermediate_size_,
-                                .num_rows = num_rows(piece.expert),
-                                .first = piece.first,
-                                .last = piece.last,
-                                .panel = h_panel(piece.expert)});
+        if (!mode_is(ActivationScale::per_expert)) return;
+        for_each_block([&](int worker, const RowBlock& block) {
+            if (!encodes_blocks(kernel(block))) return;
+            auto* input_scale = at<float>(worker, layout_.worker_scales);
+            std::fill_n(input_scale, block.num_rows, expert(block).input_scale);
+            kernel(block).encode_rows({.values = in_.hidden,
+                                       .index = row_token_ + block.first_row,
+                                       .input_scale = input_scale,
+                                       .cols = hidden_size_,
+                                       .first = 0,
+                                       .last = block.num_rows,
+                                       .rows = encoded_block(block)});
         });
     }
 
     void gate_up() {
-        const auto num_tiles = [&](std::int64_t e) {
-            return divide_up(intermediate_size_, kernel_of(e).gate_up_tile);
+        const auto num_tiles = [&](const RowBlock& block) {
+            return divide_up(intermediate_size_, kernel(block).gate_up_tile);
         };
-        for_each_tile_piece(num_tiles, [&](int worker, const Piece& piece) { gate_up_piece(worker, piece); });
+        // Many rows cost more to gather than a tile of them to multiply: then a piece has at least 8 tiles.
+        const auto fewest_tiles = [](const RowBlock& block) {
+            return divide_up(std::int64_t{8} * block.num_rows, cost(block));
+        };
+        for_each_tile_piece(num_tiles, fewest_tiles, [&](int worker, const Piece& piece) {
+            RowBlock& block = blocks_[piece.block];
+            gather_hidden(worker, block);
+            gate_up_piece(worker, piece);
+            if (std::atomic_ref(block.pieces_left).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+            if (!stores_h_rows(kernel(block), layer_.problem) || mode_is(ActivationScale::dynamic)) return;
+            if (mode_is(ActivationScale::dynamic_token)) scale_h(block);
+            load_h(worker, block);
+        });
+    }
+
+    void gather_hidden(int worker, const RowBlock& block) {
+        GatherTask gather{.rows = reinterpret_cast<const std::uint8_t*>(in_.hidden),
+                          .index = row_token_ + block.first_row,
+                          .cols = hidden_size_,
+                          .num_rows = block.num_rows,
+                          .first = 0,
+                          .last = block.num_rows,
+                          .panel = at<std::uint8_t>(worker, layout_.worker_panel)};
+        if (encodes_tokens(kernel(block)))
+            gather.rows = encoded_tokens(static_cast<std::size_t>(block.kernel));
+        if (encodes_blocks(kernel(block))) {
+            gather.rows = encoded_block(block);
+            gather.index = nullptr;
+        }
+        kernel(block).gather_rows(gather);
     }
 
     void gate_up_piece(int worker, const Piece& piece) {
-        const Kernel& kernel = kernel_of(piece.expert);
-        const std::int64_t begin = row_begin_[piece.expert];
-        const bool stores_rows = stores_h_rows(kernel, layer_.problem);
-        kernel.gate_up({.expert = &expert(piece.expert).data,
-                        .panel = panel(piece.expert),
-                        .gate_scale = at<float>(layout_.gate_scale) + begin,
-                        .up_scale = at<float>(layout_.up_scale) + begin,
-                        .input_scale = at<float>(layout_.h_input_scale) + begin,
-                        .num_rows = num_rows(piece.expert),
-                        .hidden_size = hidden_size_,
-                        .intermediate_size = intermediate_size_,
-                        .first = std::int64_t{piece.first} * kernel.gate_up_tile,
-                        .last = std::min<std::int64_t>(intermediate_size_,
-                                                       std::int64_t{piece.last} * kernel.gate_up_tile),
-                        .h_panel = stores_rows ? nullptr : h_panel(piece.expert),
-                        .h_rows = stores_rows ? h_row(begin) : nullptr,
-                        .scratch = scratch(worker)});
+        const RowBlock& block = blocks_[piece.block];
+        const PreparedExpert& expert = this->expert(block);
+        auto* gate_scale = at<float>(worker, layout_.worker_scales);
+        float* up_scale = gate_scale + kMaxBlockRows;
+        for (std::int64_t r = 0; r < block.num_rows; ++r) {
+            const float input_scale = mode_is(ActivationScale::per_expert)
+                                          ? expert.input_scale
+                                          : token_scale_[row_token_[block.first_row + r]];
+            gate_scale[r] = product(input_scale, expert.gate_scale);
+            up_scale[r] = product(input_scale, expert.up_scale);
+        }
+        const bool stores_rows = stores_h_rows(kernel(block), layer_.problem);
+        const std::int64_t tile = kernel(block).gate_up_tile;
+        kernel(block).gate_up({.expert = &expert.data,
+                               .panel = at<std::uint8_t>(worker, layout_.worker_panel),
+                               .gate_scale = gate_scale,
+                               .up_scale = up_scale,
+                               .input_scale = h_scale_ + block.first_row,
+                               .num_rows = block.num_rows,
+                               .hidden_size = hidden_size_,
+                               .intermediate_size = intermediate_size_,
+                               .first = piece.first * tile,
+                               .last = std::min(intermediate_size_, piece.last * tile),
+                               .h_panel = stores_rows ? nullptr : h_panel(block),
+                               .h_rows = stores_rows ? h_rows(block) : nullptr,
+                               .scratch = at<std::uint8_t>(worker, layout_.worker_scratch)});
+    }
+
+    /// A2 of every row.
+    void scale_h(const RowBlock& block) {
+        scale_by_largest(h_rows(block), intermediate_size_, 0, block.num_rows, h_scale_ + block.first_row);
+    }
+
+    /// Encodes and gathers h where gate_up left it as bf16 rows.
+    void load_h(int worker, const RowBlock& block) {
+        GatherTask gather{.rows = reinterpret_cast<const std::uint8_t*>(h_rows(block)),
+                          .index = nullptr,
+                          .cols = intermediate_size_,
+                          .num_rows = block.num_rows,
+                          .first = 0,
+                          .last = block.num_rows,
+                          .panel = h_panel(block)};
+        if (kernel(block).encode_rows != nullptr) {
+            auto* encoded = at<std::uint8_t>(worker, layout_.worker_panel);
+            kernel(block).encode_rows({.values = h_rows(block),
+                                       .index = nullptr,
+                                       .input_scale = h_scale_ + block.first_row,
+                                       .cols = intermediate_size_,
+                                       .first = 0,
+                                       .last = block.num_rows,
+                                       .rows = encoded});
+            gather.rows = encoded;
+        }
+        kernel(block).gather_rows(gather);
+    }
+
+    void load_h_by_largest() {
+        for_each_block([&](int, const RowBlock& block) { scale_h(block); });
+        spread_largest(h_scale_, num_rows());
+        for_each_block([&](int worker, const RowBlock& block) { load_h(worker, block); });
     }
 
     /// In bands of output columns, so that y stays small however many rows there are.
@@ -278,10 +311,11 @@ private:
         const std::int64_t width = std::min(fitting / layout_.band_unit * layout_.band_unit, widest);
         for (std::int64_t first = 0; first < hidden_size_; first += width) {
             const Band band{first, std::min(hidden_size_, first + width), width};
-            const auto num_tiles = [&](std::int64_t e) {
-                return divide_up(band.last - band.first, kernel_of(e).down_tile);
+            const auto num_tiles = [&](const RowBlock& block) {
+                return divide_up(band.last - band.first, kernel(block).down_tile);
             };
-            for_each_tile_piece(num_tiles,
+            const auto fewest_tiles = [](const RowBlock&) { return std::int64_t{1}; };
+            for_each_tile_piece(num_tiles, fewest_tiles,
                                 [&](int worker, const Piece& piece) { down_piece(worker, piece, band); });
             combine(band);
         }
@@ -293,21 +327,24 @@ private:
     };
 
     void down_piece(int worker, const Piece& piece, const Band& band) {
-        const Kernel& kernel = kernel_of(piece.expert);
-        const std::int64_t begin = row_begin_[piece.expert];
-        const std::int64_t first = std::int64_t{piece.first} * kernel.down_tile;
-        const std::int64_t last = std::int64_t{piece.last} * kernel.down_tile;
-        kernel.down({.expert = &expert(piece.expert).data,
-                     .panel = h_panel(piece.expert),
-                     .scale = at<float>(layout_.down_scale) + begin,
-                     .num_rows = num_rows(piece.expert),
-                     .hidden_size = hidden_size_,
-                     .intermediate_size = intermediate_size_,
-                     .first = band.first + first,
-                     .last = std::min(band.last, band.first + last),
-                     .y = at<float>(layout_.y) + begin * band.y_stride + first,
-                     .y_stride = band.y_stride,
-                     .scratch = scratch(worker)});
+        const RowBlock& block = blocks_[piece.block];
+        auto* scale = at<float>(worker, layout_.worker_scales);
+        for (std::int64_t r = 0; r < block.num_rows; ++r)
+            scale[r] = product(h_scale_[block.first_row + r], expert(block).down_scale);
+        const std::int64_t first = piece.first * std::int64_t{kernel(block).down_tile};
+        const std::int64_t last = piece.last * std::int64_t{kernel(block).down_tile};
+        kernel(block).down({.expert = &expert(block).data,
+                            .panel = h_panel(block),
+                            .scale = scale,
+                            .num_rows = block.num_rows,
+                            .hidden_size = hidden_size_,
+                            .intermediate_size = intermediate_size_,
+                            .first = band.first + first,
+                            .last = std::min(band.last, band.first + last),
+                            .y = at<float>(layout_.y) + block.first_row * band.y_stride + first,
+                            .y_stride = band.y_stride,
+                            .past_caches = num_rows() * band.y_stride * 4 > kMostCachedYBytes,
+                            .scratch = at<std::uint8_t>(worker, layout_.worker_scratch)});
     }
 
     void combine(const Band& band) {
@@ -334,61 +371,47 @@ private:
         workers_.for_each(divide_up(in_.num_tokens, kTokens) * pieces_per_row, combine_piece);
     }
 
-    /// task(worker, piece) for pieces that cover num_tiles(e) tiles of every expert, each a share of the work
-    /// that is left: long streams first, and little to wait for at the end. A tile costs its decoding, worth
-    /// about kDecodeRows, and its rows.
-    template <class NumTiles, class Task>
-    void for_each_tile_piece(const NumTiles& num_tiles, const Task& task) {
-        constexpr std::int64_t kDecodeRows = 8;
-        const auto cost = [&](std::int64_t e) { return num_rows(e) == 0 ? 0 : num_rows(e) + kDecodeRows; };
+    /// Of a tile: its decoding, worth about so many rows, and its rows.
+    static std::int64_t cost(const RowBlock& block) { return block.num_rows + 8; }
+
+    /// task(worker, piece) for pieces that cover num_tiles(block) tiles of every block, each a share of the
+    /// work that is left: long streams first, and little to wait for at the end.
+    template <class NumTiles, class FewestTiles, class Task>
+    void for_each_tile_piece(const NumTiles& num_tiles, const FewestTiles& fewest_tiles, const Task& task) {
         std::int64_t left = 0;
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) left += num_tiles(e) * cost(e);
+        for (std::int64_t b = 0; b < num_blocks_; ++b) left += num_tiles(blocks_[b]) * cost(blocks_[b]);
+        auto* pieces = at<Piece>(layout_.pieces);
         std::int64_t count = 0;
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            for (std::int64_t tile = 0; cost(e) > 0 && tile < num_tiles(e);) {
+        for (std::int64_t b = 0; b < num_blocks_; ++b) {
+            RowBlock& block = blocks_[b];
+            block.pieces_left = 0;
+            for (std::int64_t tile = 0; tile < num_tiles(block); ++block.pieces_left) {
                 const std::int64_t share = divide_up(left, kSharesPerWorker * workers_.count());
-                const std::int64_t last = std::min(num_tiles(e), tile + divide_up(share, cost(e)));
-                append_piece(count, e, tile, last);
-                left -= (last - tile) * cost(e);
+                const std::int64_t size = std::max(fewest_tiles(block), divide_up(share, cost(block)));
+                const std::int64_t last = std::min(num_tiles(block), tile + size);
+                assert(count < layout_.max_pieces);
+                pieces[count++] = {static_cast<std::int32_t>(b), static_cast<std::int32_t>(tile),
+                                   static_cast<std::int32_t>(last)};
+                left -= (last - tile) * cost(block);
                 tile = last;
             }
         }
-        auto* pieces = at<Piece>(layout_.pieces);
         workers_.for_each(count, [&](int worker, std::int64_t i) { task(worker, pieces[i]); });
+    }
+
+    /// task(worker, block) for every block.
+    template <class Task>
+    void for_each_block(const Task& task) {
+        workers_.for_each(num_blocks_, [&](int worker, std::int64_t b) { task(worker, blocks_[b]); });
     }
 
     /// task(first, last) for ranges of tokens or rows that cover [0, count).
     template <class Task>
     void for_each_range(std::int64_t count, const Task& task) {
-        const std::int64_t size = std::clamp<std::int64_t>(count / (4 * workers_.count()), 1, 16);
+        const std::int64_t size =
+            std::clamp<std::int64_t>(count / (std::int64_t{4} * workers_.count()), 1, 16);
         workers_.for_each(divide_up(count, size),
                           [&](int, std::int64_t i) { task(i * size, std::min(count, (i + 1) * size)); });
-    }
-
-    template <class IsServed>
-    bool serves_any(const IsServed& is_served) const {
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            if (num_rows(e) > 0 && is_served(e)) return true;
-        }
-        return false;
-    }
-
-    /// task(piece) for pieces of rows that cover the experts that are served.
-    template <class IsServed, class Task>
-    void for_each_row_piece(const IsServed& is_served, const Task& task) {
-        std::int64_t count = 0;
-        for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
-            for (std::int64_t row = 0; is_served(e) && row < num_rows(e); row += kRowsPerPiece)
-                append_piece(count, e, row, std::min(num_rows(e), row + kRowsPerPiece));
-        }
-        auto* pieces = at<Piece>(layout_.pieces);
-        workers_.for_each(count, [&](int, std::int64_t i) { task(pieces[i]); });
-    }
-
-    void append_piece(std::int64_t& count, std::int64_t e, std::int64_t first, std::int64_t last) {
-        assert(count < layout_.max_pieces);
-        at<Piece>(layout_.pieces)[count++] = {static_cast<std::int32_t>(e), static_cast<std::int32_t>(first),
-                                              static_cast<std::int32_t>(last)};
     }
 
     const PreparedLayer& layer_;
@@ -399,6 +422,10 @@ private:
     std::int32_t* const row_begin_;  // [num_held + 1]
     std::int32_t* const row_token_;  // [rows]
     std::int32_t* const slot_row_;   // [num_tokens, top_k]
+    float* const token_scale_;       // [num_tokens]
+    float* const h_scale_;           // [rows]
+    RowBlock* const blocks_;         // [num_blocks_]
+    std::int64_t num_blocks_ = 0;
 };
 
 }  // namespace

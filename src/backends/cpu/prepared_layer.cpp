@@ -54,11 +54,10 @@ std::size_t packed_bytes(const Problem& problem, const PackedLayout* layout) {
     return static_cast<std::size_t>(held.last - held.first) * (sizes.gate_up + sizes.down);
 }
 
-const Kernel& PreparedLayer::kernel_for(std::int64_t num_rows) const {
-    for (const Kernel* kernel : kernels) {
-        if (num_rows >= kernel->min_rows) return *kernel;
-    }
-    return *kernels.back();
+std::size_t PreparedLayer::kernel_index(std::int64_t num_rows) const {
+    std::size_t i = 0;
+    while (i + 1 < kernels.size() && num_rows < kernels[i]->min_rows) ++i;
+    return i;
 }
 
 PreparedLayer prepare_layer(const Problem& problem, std::vector<const Kernel*> kernels,

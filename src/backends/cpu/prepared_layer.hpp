@@ -33,7 +33,7 @@ struct PreparedLayer {
     std::shared_ptr<const Workers> workers;
 
     std::int64_t num_held() const { return held.last - held.first; }
-    const Kernel& kernel_for(std::int64_t num_rows) const;
+    std::size_t kernel_index(std::int64_t num_rows) const;  // that serves an expert of so many rows
 };
 
 /// What the layer of a problem would own: 0 where its kernels read the checkpoint in place.

@@ -9,6 +9,7 @@
 //          with one rounding: the contract's order.
 //   w4a16  over 32 columns, for twice the speed; the order is the instruction's own (SumOrder::two_chains).
 //          A row that holds values of 2^15 or more is scaled down by a power of two that its sums get back.
+//          A row alone takes no tiles: their decoding would cost more than multiply-adds with the same bits.
 #include "backends/cpu/packed_layout.hpp"
 
 namespace moe4::cpu {
@@ -19,9 +20,10 @@ constexpr std::int64_t kTileRows = 16;           // of a sum tile: activation ro
 constexpr std::int64_t kCellCols = 32;           // 64 bytes of an activation row
 constexpr std::int64_t kMaxStepChunks = 4;       // decoded at a time
 constexpr std::int64_t kMaxGroups = 32;          // of rows that share a decoded step: bounds the scratch
-constexpr std::int64_t kPanelBytes = 512 << 10;  // of them: within the second cache
+constexpr std::int64_t kPanelBytes = 768 << 10;  // of them: within the second cache
 constexpr std::int64_t kDecodedBlockBytes = kPackedHalfRows * kBlock * 2;
 constexpr std::int64_t kDecodedBytes = 2 * kDecodedBlockBytes * kPackedChunkBlocks;  // of a chunk
+constexpr std::int64_t kMaxRowCols = 8192;  // of a row that is multiplied without tiles
 constexpr float kActivationFactor = 0x1p112F;
 
 constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -67,12 +69,14 @@ struct W4a4 {
     static constexpr int kTileCols = 16;
     static constexpr std::int64_t kBlocksPerTile = 1;
     static constexpr bool kIsScaled = false;
+    static constexpr bool kRowsAloneByMultiplyAdds = false;  // rows this few are another kernel's
     static float sum_factor(const Panel&, const std::uint8_t*, std::int64_t) { return 1.0F; }
 };
 struct W4a16 {
     static constexpr int kTileCols = 32;
     static constexpr std::int64_t kBlocksPerTile = 2;
     static constexpr bool kIsScaled = true;
+    static constexpr bool kRowsAloneByMultiplyAdds = true;
     static float sum_factor(const Panel& panel, const std::uint8_t* data, std::int64_t row) {
         return *panel.factor(const_cast<std::uint8_t*>(data), row);
     }
@@ -166,6 +170,7 @@ void multiply_tiles(const std::uint8_t* cells, std::size_t cell_step, const std:
 using GroupSums = float[2][kTileRows][kPackedHalfRows];
 
 struct Scratch {
+    alignas(64) float row[kMaxRowCols];  // of a row alone
     alignas(64) std::uint8_t decoded[2][kMaxStepChunks * kDecodedBytes];
     alignas(64) PackedChunk packed[kMaxStepChunks];  // of InPlaceTiles
     alignas(64) GroupSums sums[kMaxGroups];
@@ -264,13 +269,40 @@ private:
     Scratch& scratch_;
 };
 
+/// One row by multiply-adds with tdpbf16ps's bits.
+template <class Machine, class Tiles, class Use>
+void for_each_tile_of_row(const Tiles& tiles, std::int64_t first_row, std::int64_t last_row,
+                          const std::uint8_t* panel, Scratch& scratch, const Use& use) {
+    const std::int64_t num_blocks = tiles.cols / kBlock;
+    const std::int64_t num_chunks = divide_up(tiles.cols, kPackedChunkCols);
+    for (std::int64_t b = 0; b < num_blocks; ++b)
+        Machine::expand_block(reinterpret_cast<const std::uint16_t*>(panel) + b * kBlock,
+                              scratch.row + b * kBlock);
+    float* const sums[2] = {scratch.sums[0][0][0], scratch.sums[0][1][0]};
+    for (std::int64_t row = first_row; row < last_row; row += tiles.tile_rows) {
+        for (float* sum : sums) __builtin_memset(sum, 0, kPackedHalfRows * sizeof(float));
+        for (std::int64_t chunk = 0; chunk < num_chunks; chunk += kMaxStepChunks) {
+            const std::int64_t count = smaller(kMaxStepChunks, num_chunks - chunk);
+            Machine::multiply_row(tiles, row, chunk, tiles.chunks(row, chunk, count, scratch.packed),
+                                  scratch.row, num_blocks, sums);
+        }
+        use(scratch.sums, 0, 1, row);
+    }
+}
+
 /// Sums of all rows times the tiles in [first_row, last_row) in turn. Calls use(sums, first_group,
 /// num_groups, row) for the tile that starts at `row`.
 template <class Machine, class Mode, class Tiles, class Use>
 void for_each_tile(const Tiles& tiles, std::int64_t first_row, std::int64_t last_row,
                    const std::uint8_t* panel_data, const Panel& panel, Scratch& scratch, const Use& use) {
+    if constexpr (Mode::kRowsAloneByMultiplyAdds) {
+        if (panel.num_rows == 1 && tiles.cols <= kMaxRowCols)
+            return for_each_tile_of_row<Machine>(tiles, first_row, last_row, panel_data, scratch, use);
+    }
     const auto fitting = kPanelBytes / static_cast<std::int64_t>(panel.group_bytes());
-    const std::int64_t max_groups = fitting < 2 ? 2 : smaller(fitting, kMaxGroups);
+    const std::int64_t num_walks =
+        divide_up(panel.num_groups, fitting < 2 ? 2 : smaller(fitting, kMaxGroups));
+    const std::int64_t max_groups = divide_up(panel.num_groups, num_walks);
     Machine::configure_tiles(static_cast<int>(panel.group_rows), Mode::kTileCols);
     for (std::int64_t group = 0; group < panel.num_groups; group += max_groups) {
         const std::int64_t num_groups = smaller(max_groups, panel.num_groups - group);
@@ -335,8 +367,7 @@ void down(const DownTask& task) {
             const std::int64_t row = first_row + r;
             const float factor = Mode::sum_factor(panel, task.panel, row);
             float* y = task.y + row * task.y_stride + c;
-            Machine::scale(sums[0][r], factor, task.scale[row], y);
-            Machine::scale(sums[1][r], factor, task.scale[row], y + kPackedHalfRows);
+            Machine::store_scaled(sums[0][r], sums[1][r], factor, task.scale[row], task.past_caches, y);
         }
     };
     for_each_tile<Machine, Mode>(
@@ -347,6 +378,7 @@ void down(const DownTask& task) {
                                store_y(row, count, group, c - task.first);
                            });
         });
+    if (task.past_caches) Machine::end_stores();
 }
 
 /// The power of two that a row of bf16 values is multiplied by, so that the largest that is finite stays
@@ -438,10 +470,9 @@ constexpr Kernel make_amx_kernel(const PackedLayout* layout) {
             .needs = 0,
             .precision = kIsW4a4 ? Precision::w4a4 : Precision::w4a16,
             .layout = layout,
-            // In place the rows are counted, not timed: from 32 on rearranging is a tenth of the work.
             .min_rows = !kIsW4a4            ? 1
                         : layout != nullptr ? 5
-                                            : 32,
+                                            : 9,
             .encodes_h = kIsW4a4,  // w4a16 needs a row's largest h first
             .encoded_bytes = encoded_bytes<Mode>,
             .encode_rows = encode_rows<Machine, Mode>,

@@ -79,6 +79,7 @@ struct DownTask {
     std::int64_t first, last;  // multiples of down_tile, or last is hidden_size
     float* y;                  // row r at y + r * y_stride, column first at 0; aligned to 64
     std::int64_t y_stride;     // floats, a multiple of 32 and of down_tile: whole tiles may be written
+    bool past_caches;          // y is larger than they are; a kernel need not care
     std::uint8_t* scratch;
 };
 
