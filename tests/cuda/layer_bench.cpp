@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "backends/cuda/forward.hpp"
+#include "backends/cuda/kernel_list.hpp"
 #include "backends/cuda/limits.hpp"
 
 namespace moe4::cuda {
 namespace {
 
 constexpr int kRoutings = 8;
-constexpr std::int64_t kWgmmaMinRows = 24;
 constexpr double kReadBytesPerUs = 4.66e6;  // measured by a plain read kernel
 constexpr double kFlopPerUs = 802e6;        // measured, cuBLAS bf16 8192^3 in a burst
 
@@ -86,8 +86,10 @@ public:
     Bench(const Problem& problem, int copies) : problem_(problem) {
         check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
+        const Plan plan = choose_kernels(problem, problem.config.num_experts, "");
+        const std::int64_t wgmma_min_rows = plan.choices.front().up_to_tokens_per_expert + 1;
         for (int i = 0; i < copies; ++i) {
-            layers_.push_back(allocate_layer(problem, kWgmmaMinRows, 0));
+            layers_.push_back(allocate_layer(problem, wgmma_min_rows, 0));
             fill_weights(layers_.back(), random);
         }
         output_ = DeviceBuffer(static_cast<std::size_t>(problem.max_tokens * problem.config.hidden_size) * 2,

@@ -271,20 +271,24 @@ int choose_shape(std::int64_t rows, std::int64_t experts_hit) {
     return rows <= 32 ? split_k : one_tile;
 }
 
-/// The sums of few tokens leave registers for four warpgroups.
-int choose_wgmma(std::int64_t mean_rows) {
-    enum { four_groups, two_groups };
-    return mean_rows > 80 ? two_groups : four_groups;
+/// The tile that nearly all segments of so many rows fit: the fewer tokens, the faster it is.
+int choose_wgmma(std::int64_t mean_rows, bool fills_512_rows) {
+    enum { tokens_32, tokens_64, tokens_96, tokens_160 };
+    if (mean_rows > 80) return tokens_160;
+    if (mean_rows > 52) return tokens_96;
+    return mean_rows > 27 || !fills_512_rows ? tokens_64 : tokens_32;
 }
 
 }  // namespace
 
 GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
     const std::int64_t mean_rows = rows_per_expert(layer.problem, num_tokens);
-    if (mean_rows >= layer.wgmma_min_rows)
-        return {.uses_wgmma = true, .wgmma_shape = choose_wgmma(mean_rows)};
     const std::int64_t rows = num_tokens * layer.top_k;
-    return {.mma_shape = choose_shape(rows, std::min<std::int64_t>(rows, layer.num_held()))};
+    const std::int64_t experts_hit = std::min<std::int64_t>(rows, layer.num_held());
+    if (mean_rows < layer.wgmma_min_rows) return {.mma_shape = choose_shape(rows, experts_hit)};
+    const std::int64_t indices = layer.problem.config.intermediate_size;
+    return {.uses_wgmma = true,
+            .wgmma_shape = choose_wgmma(mean_rows, sm90::fills_512_rows(experts_hit, indices))};
 }
 
 std::size_t workspace_bytes(const Problem& problem, std::int64_t wgmma_min_rows) {

@@ -1,5 +1,6 @@
 #include "backends/cuda/kernel_list.hpp"
 
+#include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -9,8 +10,16 @@ namespace {
 
 constexpr Kernel kKernels[] = {
     // best first for many rows; add yours here
-    {.name = "sm90_w4a16_wgmma", .precision = Precision::w4a16, .min_rows = 24, .is_batch_invariant = true},
-    {.name = "sm90_w4a4_wgmma", .precision = Precision::w4a4, .min_rows = 24, .is_batch_invariant = true},
+    {.name = "sm90_w4a16_wgmma",
+     .precision = Precision::w4a16,
+     .min_rows = 11,
+     .min_rows_of_few_tiles = 24,
+     .is_batch_invariant = true},
+    {.name = "sm90_w4a4_wgmma",
+     .precision = Precision::w4a4,
+     .min_rows = 11,
+     .min_rows_of_few_tiles = 24,
+     .is_batch_invariant = true},
     {.name = "sm90_w4a16_mma", .precision = Precision::w4a16, .min_rows = 0, .is_batch_invariant = false},
     {.name = "sm90_w4a4_mma", .precision = Precision::w4a4, .min_rows = 0, .is_batch_invariant = false},
 };
@@ -62,7 +71,8 @@ Plan choose_kernels(const Problem& problem, int num_held, const std::string& ker
             continue;
         }
         plan.choices.insert(plan.choices.begin(), {.up_to_tokens_per_expert = up_to, .kernel = each.name});
-        up_to = each.min_rows - 1;
+        const bool has_few = !sm90::fills_512_rows(num_held, problem.config.intermediate_size);
+        up_to = (has_few ? each.min_rows_of_few_tiles : each.min_rows) - 1;
     }
     if (!plan.choices.empty()) return plan;
     std::string reasons;

@@ -1,8 +1,9 @@
 #pragma once
-// Two k16 steps of wgmma m64nNk16 for one or two m64 tiles: A (weights) from registers, B (tokens) from
-// shared memory. N is known at run time only, and ptxas gives up overlapping when wgmmas of one accumulator
-// lie in different branches (C7512), or waits for all of them when the commit lies behind the branches; so
-// one asm block holds the branches, each with its own fence and commit. PTX ISA 9.0, 9.7.15.5.
+// Two or four k16 steps of wgmma m64nNk16 for one or two m64 tiles: A (weights) from registers, B (tokens)
+// from shared memory. N is known at run time only, and ptxas gives up overlapping when wgmmas of one
+// accumulator lie in different branches (C7512), or waits for all of them when the commit lies behind the
+// branches, or for each where there is no branch; so one asm block holds the branches, each with its own
+// fence and commit. PTX ISA 9.0, 9.7.15.5.
 #include <cstdint>
 
 namespace moe4::cuda::ptx {
@@ -13,11 +14,10 @@ __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/// K-major rows of 128 bytes, 128-byte swizzle, eight rows 1024 bytes apart. The next k16 step is 32 bytes
-/// further: the descriptor plus 2.
-__device__ inline std::uint64_t wgmma_descriptor(std::uint32_t shared_address) {
-    return std::uint64_t{shared_address >> 4 & 0x3FFFU} | std::uint64_t{1} << 16 | std::uint64_t{64} << 32 |
-           std::uint64_t{1} << 62;
+/// The lower half of a descriptor: K-major rows of 128 bytes, 128-byte swizzle, eight rows 1024 bytes apart.
+/// The next k16 step is 32 bytes further: plus 2.
+__device__ inline std::uint32_t wgmma_descriptor(std::uint32_t shared_address) {
+    return shared_address >> 4 | 1U << 16;
 }
 
 /// Four 8x8 matrices of 16-bit elements, transposed; lane l gives the address of row l % 8 of matrix l / 8
@@ -29,14 +29,18 @@ __device__ inline void store_matrix_x4_transposed(std::uint32_t address, const s
 }
 
 /// Which of the branches has a multiple of tokens that holds n of them.
+__device__ inline std::uint32_t wgmma_leaf(const float (&)[2][4][4], int n) { return (n - 1) / 16; }
+__device__ inline std::uint32_t wgmma_leaf(const float (&)[1][8][4], int n) {
+    return n <= 32 ? 0 : n <= 40 ? 1 : n <= 48 ? 2 : 3;
+}
 __device__ inline std::uint32_t wgmma_leaf(const float (&)[1][12][4], int n) { return (n - 1) / 8; }
 __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     return n <= 96 ? (n - 1) / 16 : 6 + (n - 97) / 8;
 }
 
 // wgmma_group_{bf16,f16}(d, a, step0, n): d[m] += a[step][m] * tokens(step), for tokens 0..n-1, rounded up to
-// the next leaf's; one group. step0 is the descriptor of the first step. Operands: the sums, A, the
-// descriptors, n.
+// the next leaf's; one group. step0 is the descriptor of the first step. Operands: the sums, A, step0, the
+// leaf's number.
 // clang-format off
 
 #define MOE4_D0_8 "%0,%1,%2,%3"
@@ -59,6 +63,8 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_D0_144 MOE4_D0_136 "," "%68,%69,%70,%71"
 #define MOE4_D0_152 MOE4_D0_144 "," "%72,%73,%74,%75"
 #define MOE4_D0_160 MOE4_D0_152 "," "%76,%77,%78,%79"
+#define MOE4_E1_16 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define MOE4_E1_32 MOE4_E1_16 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define MOE4_D1_8 "%80,%81,%82,%83"
 #define MOE4_D1_16 MOE4_D1_8 "," "%84,%85,%86,%87"
 #define MOE4_D1_24 MOE4_D1_16 "," "%88,%89,%90,%91"
@@ -83,16 +89,36 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" d "}, {" a "}, " b ", always, 1, 1, 0;\n"
 #define MOE4_LEAF_2_160(type, n)                                                                            \
     "wgmma.fence.sync.aligned;\n"                                                                           \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "%176")                                         \
-    MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "%176")                                         \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "%177")                                         \
-    MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "%177")                                         \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "step0")                                         \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "step0")                                         \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "step1")                                         \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "step1")                                         \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
 #define MOE4_LEAF_1_96(type, n)                                                                             \
     "wgmma.fence.sync.aligned;\n"                                                                           \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "%56")                                              \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "%57")                                              \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "step0")                                              \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "step1")                                              \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
+#define MOE4_LEAF_1_64(type, n)                                                                             \
+    "wgmma.fence.sync.aligned;\n"                                                                           \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%32,%33,%34,%35", "step0")                                            \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%36,%37,%38,%39", "step1")                                            \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%40,%41,%42,%43", "step2")                                            \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%44,%45,%46,%47", "step3")                                            \
+    "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
+#define MOE4_LEAF_2_32(type, n)                                                                             \
+    "wgmma.fence.sync.aligned;\n"                                                                           \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%32,%33,%34,%35", "step0")                                            \
+    MOE4_WGMMA(type, n, MOE4_E1_##n, "%36,%37,%38,%39", "step0")                                            \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%40,%41,%42,%43", "step1")                                            \
+    MOE4_WGMMA(type, n, MOE4_E1_##n, "%44,%45,%46,%47", "step1")                                            \
+    "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
+// The descriptors of k16 steps, 64-bit registers: half of one is the same for all.
+#define MOE4_STEP(i, step0)                                                                                 \
+    ".reg .b64 step" #i ";\n.reg .b32 low" #i ";\nadd.u32 low" #i ", " step0 ", 2 * " #i ";\n"              \
+    "mov.b64 step" #i ", {low" #i ", 0x40000040};\n"
+#define MOE4_STEPS2(step0) MOE4_STEP(0, step0) MOE4_STEP(1, step0)
+#define MOE4_STEPS4(step0) MOE4_STEPS2(step0) MOE4_STEP(2, step0) MOE4_STEP(3, step0)
 // A binary tree over the bits of the leaf's number.
 #define MOE4_BIT(code, i) "and.b32 bit, " code ", 1 << " #i ";\nsetp.ne.u32 b" #i ", bit, 0;\n"
 #define MOE4_BITS(code) MOE4_BIT(code, 0) MOE4_BIT(code, 1) MOE4_BIT(code, 2) MOE4_BIT(code, 3)
@@ -115,29 +141,53 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     MOE4_ELSE(7) MOE4_LEAF_1_96(type, 64) MOE4_ELSE(8) MOE4_IF(1, 10) MOE4_IF(0, 9)                         \
     MOE4_LEAF_1_96(type, 72) MOE4_ELSE(9) MOE4_LEAF_1_96(type, 80) MOE4_ELSE(10) MOE4_IF(0, 11)             \
     MOE4_LEAF_1_96(type, 88) MOE4_ELSE(11) MOE4_LEAF_1_96(type, 96)
+#define MOE4_TREE_1_64(type)                                                                                \
+    MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_1_64(type, 32) MOE4_ELSE(1)                                       \
+    MOE4_LEAF_1_64(type, 40) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_1_64(type, 48) MOE4_ELSE(3)               \
+    MOE4_LEAF_1_64(type, 64)
+#define MOE4_TREE_2_32(type)                                                                                \
+    MOE4_IF(0, 1) MOE4_LEAF_2_32(type, 16) MOE4_ELSE(1) MOE4_LEAF_2_32(type, 32)
 #define MOE4_SUM4(m, n) "+f"(d[m][n][0]), "+f"(d[m][n][1]), "+f"(d[m][n][2]), "+f"(d[m][n][3])
+#define MOE4_SUMS4(m) MOE4_SUM4(m, 0), MOE4_SUM4(m, 1), MOE4_SUM4(m, 2), MOE4_SUM4(m, 3)
+#define MOE4_SUMS8(m)                                                                                       \
+    MOE4_SUMS4(m), MOE4_SUM4(m, 4), MOE4_SUM4(m, 5), MOE4_SUM4(m, 6), MOE4_SUM4(m, 7)
 #define MOE4_SUMS12(m)                                                                                      \
-    MOE4_SUM4(m, 0), MOE4_SUM4(m, 1), MOE4_SUM4(m, 2), MOE4_SUM4(m, 3), MOE4_SUM4(m, 4), MOE4_SUM4(m, 5),   \
-    MOE4_SUM4(m, 6), MOE4_SUM4(m, 7), MOE4_SUM4(m, 8), MOE4_SUM4(m, 9), MOE4_SUM4(m, 10), MOE4_SUM4(m, 11)
+    MOE4_SUMS8(m), MOE4_SUM4(m, 8), MOE4_SUM4(m, 9), MOE4_SUM4(m, 10), MOE4_SUM4(m, 11)
 #define MOE4_SUMS20(m)                                                                                      \
     MOE4_SUMS12(m), MOE4_SUM4(m, 12), MOE4_SUM4(m, 13), MOE4_SUM4(m, 14), MOE4_SUM4(m, 15),                 \
     MOE4_SUM4(m, 16), MOE4_SUM4(m, 17), MOE4_SUM4(m, 18), MOE4_SUM4(m, 19)
 #define MOE4_A4(s, m) "r"(a[s][m][0]), "r"(a[s][m][1]), "r"(a[s][m][2]), "r"(a[s][m][3])
 #define MOE4_WGMMA_GROUP(name, type)                                                                        \
-    __device__ __forceinline__ void name(float (&d)[2][20][4], const std::uint32_t (&a)[2][2][4],           \
-                                         std::uint64_t step0, std::uint32_t leaf) {                         \
-        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"   \
-            MOE4_BITS("%178") MOE4_TREE_2_160(type) "DONE:\n}\n"                                            \
-            : MOE4_SUMS20(0), MOE4_SUMS20(1)                                                                \
-            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "l"(step0), "l"(step0 + 2), "r"(leaf) \
+    __device__ __forceinline__ void name(float (&d)[2][4][4], const std::uint32_t (&a)[2][2][4],            \
+                                         std::uint32_t step0, std::uint32_t leaf) {                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0;\nsetp.ne.b32 always, 1, 0;\n"               \
+            MOE4_STEPS2("%48") MOE4_BIT("%49", 0) MOE4_TREE_2_32(type) "DONE:\n}\n"                         \
+            : MOE4_SUMS4(0), MOE4_SUMS4(1)                                                                  \
+            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "r"(step0), "r"(leaf)             \
+            : "memory");                                                                                    \
+    }                                                                                                       \
+    __device__ __forceinline__ void name(float (&d)[1][8][4], const std::uint32_t (&a)[4][1][4],            \
+                                         std::uint32_t step0, std::uint32_t leaf) {                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1;\nsetp.ne.b32 always, 1, 0;\n"           \
+            MOE4_STEPS4("%48") MOE4_BIT("%49", 0) MOE4_BIT("%49", 1) MOE4_TREE_1_64(type) "DONE:\n}\n"      \
+            : MOE4_SUMS8(0)                                                                                 \
+            : MOE4_A4(0, 0), MOE4_A4(1, 0), MOE4_A4(2, 0), MOE4_A4(3, 0), "r"(step0), "r"(leaf)             \
             : "memory");                                                                                    \
     }                                                                                                       \
     __device__ __forceinline__ void name(float (&d)[1][12][4], const std::uint32_t (&a)[2][1][4],           \
-                                         std::uint64_t step0, std::uint32_t leaf) {                         \
+                                         std::uint32_t step0, std::uint32_t leaf) {                         \
         asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"   \
-            MOE4_BITS("%58") MOE4_TREE_1_96(type) "DONE:\n}\n"                                              \
+            MOE4_STEPS2("%56") MOE4_BITS("%57") MOE4_TREE_1_96(type) "DONE:\n}\n"                           \
             : MOE4_SUMS12(0)                                                                                \
-            : MOE4_A4(0, 0), MOE4_A4(1, 0), "l"(step0), "l"(step0 + 2), "r"(leaf)                           \
+            : MOE4_A4(0, 0), MOE4_A4(1, 0), "r"(step0), "r"(leaf)                                           \
+            : "memory");                                                                                    \
+    }                                                                                                       \
+    __device__ __forceinline__ void name(float (&d)[2][20][4], const std::uint32_t (&a)[2][2][4],           \
+                                         std::uint32_t step0, std::uint32_t leaf) {                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1, b2, b3;\nsetp.ne.b32 always, 1, 0;\n"   \
+            MOE4_STEPS2("%176") MOE4_BITS("%177") MOE4_TREE_2_160(type) "DONE:\n}\n"                        \
+            : MOE4_SUMS20(0), MOE4_SUMS20(1)                                                                \
+            : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "r"(step0), "r"(leaf)             \
             : "memory");                                                                                    \
     }
 MOE4_WGMMA_GROUP(wgmma_group_bf16, "bf16")
@@ -183,6 +233,17 @@ MOE4_WGMMA_GROUP(wgmma_group_f16, "f16")
 #undef MOE4_D1_144
 #undef MOE4_D1_152
 #undef MOE4_D1_160
+#undef MOE4_E1_16
+#undef MOE4_E1_32
+#undef MOE4_LEAF_1_64
+#undef MOE4_LEAF_2_32
+#undef MOE4_STEP
+#undef MOE4_STEPS2
+#undef MOE4_STEPS4
+#undef MOE4_TREE_1_64
+#undef MOE4_TREE_2_32
+#undef MOE4_SUMS4
+#undef MOE4_SUMS8
 #undef MOE4_WGMMA
 #undef MOE4_LEAF_2_160
 #undef MOE4_LEAF_1_96

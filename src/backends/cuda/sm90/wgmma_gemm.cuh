@@ -5,8 +5,8 @@
 // one claims items and loads weights, one plans, one publishes; the other warpgroups multiply, one or two m64
 // tiles each (wgmma_shape.hpp).
 //
-// While the tensor cores work on one word of every row (two k16 steps), the next one is decoded into the
-// other half of the A registers, and words behind that come from shared memory.
+// While the tensor cores work on a group of one or two words of every row (two k16 steps each), the next one
+// is decoded into the other half of the A registers, and words behind that come from shared memory.
 //
 // Which weight row is which row of an m64 tile is free to choose:
 //     gate_up: warp t of a warpgroup has indices 64 t + 8 u + g of a 256-chunk for unit u (an m64 tile of the
@@ -29,7 +29,9 @@ struct WgmmaTile {
     static constexpr int kParts = (kTokenTiles + kPartTiles - 1) / kPartTiles;
     static constexpr int kRows = kShape.rows();  // of weights
     using Sums = float[kMTiles][kTokenTiles][4];
-    using Fragments = std::uint32_t[2][kMTiles][4];  // [k16 step]
+    static constexpr int kGroupWords = kShape.group_words;
+    static constexpr int kTokenWords = kShape.token_k / 32;        // of a stage
+    using Fragments = std::uint32_t[2 * kGroupWords][kMTiles][4];  // [k16 step]
 
     /// gate_up: tiles of a whole chunk of 256 indices, so that h's padding is written too.
     __device__ static int num_gate_up_tiles(int out_size) {
@@ -84,7 +86,7 @@ struct WgmmaShared {
     __device__ std::uint32_t done(int slot) const { return barriers + 288 + 8 * slot; }
     __device__ std::uint32_t free(int slot) const { return barriers + 304 + 8 * slot; }
     static_assert(kShape.weight_stages <= 8 && kShape.token_stages <= 8 && kPlanSlots == 2);
-    static_assert(kShape.token_stages * 64 % kChunk == 0);
+    static_assert(kShape.token_stages * kShape.token_k % kChunk == 0);
 
     /// The item of this slot, once there is one.
     __device__ Item await_item(const RingPosition& slot) const {
@@ -172,20 +174,24 @@ __device__ void load_wgmma_tokens(const WgmmaTask& task, const Shared& shared, c
             ptx::order_before_async_copies();
         }
         const TokenMaps& rows_map = is_gate_up ? maps.x : maps.h;
-        const int num_slabs = (is_gate_up ? task.gate_up : task.down).num_chunks * (kChunk / 64);
+        const int num_stages = (is_gate_up ? task.gate_up : task.down).num_chunks * (kChunk / kShape.token_k);
         const int rows = (item.segment.num_rows + kWgmmaTokenBox - 1) / kWgmmaTokenBox * kWgmmaTokenBox;
-        for (int slab = 0; slab < num_slabs; ++slab) {
+        for (int stage = 0; stage < num_stages; ++stage) {
             const std::uint32_t full = shared.tokens_full(at.stage);
-            const std::uint32_t to = shared.tokens + at.stage * kShape.token_bytes();
             ptx::mbarrier_wait(shared.tokens_empty(at.stage), at.parity ^ 1);
-            ptx::mbarrier_arrive_expect(full, rows * 128);
-            int row = 0;
-            for (; row + 64 <= rows; row += 64)
-                ptx::tensor_copy_2d(to + row * 128, &rows_map.by_64, slab * 64, item.segment.first_row + row,
-                                    full);
-            for (; row < rows; row += kWgmmaTokenBox)
-                ptx::tensor_copy_2d(to + row * 128, &rows_map.by_16, slab * 64, item.segment.first_row + row,
-                                    full);
+            ptx::mbarrier_arrive_expect(full, rows * kShape.token_k * 2);
+            for (int slab = 0; slab < kShape.token_k / 64; ++slab) {
+                const std::uint32_t to =
+                    shared.tokens + at.stage * kShape.token_bytes() + slab * kShape.slab_bytes();
+                const int k = stage * kShape.token_k + slab * 64;
+                int row = 0;
+                for (; row + 64 <= rows; row += 64)
+                    ptx::tensor_copy_2d(to + row * 128, &rows_map.by_64, k, item.segment.first_row + row,
+                                        full);
+                for (; row < rows; row += kWgmmaTokenBox)
+                    ptx::tensor_copy_2d(to + row * 128, &rows_map.by_32, k, item.segment.first_row + row,
+                                        full);
+            }
             at.advance(kShape.token_stages);
         }
     }
@@ -223,9 +229,9 @@ __device__ void publish_items(const WgmmaTask& task, const Shared& shared) {
     }
 }
 
-/// A lane's share of a word of every row, as A registers.
+/// A lane's share of a word of every row, as the A registers of two k16 steps.
 template <class Tile, int kWords>
-__device__ __forceinline__ void decode_words(typename Tile::Fragments& a,
+__device__ __forceinline__ void decode_words(std::uint32_t (*a)[Tile::kMTiles][4],
                                              const std::uint32_t (&words)[Tile::kMTiles][2][kWords],
                                              const std::uint32_t (&scales)[Tile::kMTiles][2], int word) {
 #pragma unroll
@@ -300,6 +306,9 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
     using Format = typename Tile::Format;
     using Words = WeightWords<Tile>;
     constexpr WgmmaShape kShape = Tile::kShape;
+    constexpr int kGroupWords = Tile::kGroupWords, kTokenWords = Tile::kTokenWords;
+    constexpr int kStagesOfChunk = 8 / kTokenWords;
+    static_assert(kTokenWords > kGroupWords, "a stage is released behind the next one's first group");
     const auto release_tokens = [&](std::uint32_t empty) {
         if (lane.index == 0) ptx::mbarrier_arrive(empty);
     };
@@ -317,11 +326,11 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
         std::uint32_t scales[Tile::kMTiles][2];
         const std::uint32_t full = shared.tokens_full(at.tokens.stage);
         const std::uint32_t empty = shared.tokens_empty(at.tokens.stage);
-        const std::uint64_t tokens =
+        const std::uint32_t tokens =
             ptx::wgmma_descriptor(shared.tokens + at.tokens.stage * kShape.token_bytes());
 #pragma unroll
-        for (int word = 0; word < 8; ++word) {
-            const int slab = word / 2;
+        for (int word = 0; word < 8; word += kGroupWords) {
+            const int stage = word / kTokenWords;  // of the chunk's tokens
             if (word % Words::kAhead == 0 && word + Words::kAhead < 8)
                 weights.load(shared, at.weights.stage, word / Words::kAhead + 1);
             if (word + 2 * Words::kAhead == 8) {  // all in registers: the stage may be filled again
@@ -331,24 +340,27 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
 #pragma unroll
             for (int i = 0; i < 2 * Tile::kMTiles && word % 2 == 0; ++i)
                 scales[i / 2][i % 2] = Format::scale(weights.four_scales[i / 2][i % 2], word / 2);
-            if (word == 7) {
+            if (word + kGroupWords == 8) {
                 at.weights.advance(kShape.weight_stages);
                 if (chunk + 1 < num_chunks) load_first_words();
             }
             ptx::wgmma_wait<1>();
-            if (word % 2 == 1 && slab > 0) release_tokens(empty + (slab - 1) * 8);
-            if (word == 1 && chunk > 0) release_tokens(last_empty);
-            decode_words<Tile, Words::kAhead>(a[word % 2], weights.words[word / Words::kAhead % 2], scales,
-                                              word % Words::kAhead);
-            if (word % 2 == 0) ptx::mbarrier_wait(full + slab * 8, at.tokens.parity);
-            const std::uint64_t b = tokens + slab * (kShape.token_bytes() / 16) + word % 2 * 4;
+            if (word % kTokenWords == kGroupWords && stage > 0) release_tokens(empty + (stage - 1) * 8);
+            if (word == kGroupWords && chunk > 0) release_tokens(last_empty);
+            typename Tile::Fragments& now = a[word / kGroupWords % 2];
+#pragma unroll
+            for (int i = 0; i < kGroupWords; ++i)
+                decode_words<Tile, Words::kAhead>(now + 2 * i, weights.words[(word + i) / Words::kAhead % 2],
+                                                  scales, (word + i) % Words::kAhead);
+            if (word % kTokenWords == 0) ptx::mbarrier_wait(full + stage * 8, at.tokens.parity);
+            const std::uint32_t step0 = tokens + word / 2 * (kShape.slab_bytes() / 16) + word % 2 * 4;
             if constexpr (Format::kF16)
-                ptx::wgmma_group_f16(sums, a[word % 2], b, leaf);
+                ptx::wgmma_group_f16(sums, now, step0, leaf);
             else
-                ptx::wgmma_group_bf16(sums, a[word % 2], b, leaf);
+                ptx::wgmma_group_bf16(sums, now, step0, leaf);
         }
-        last_empty = empty + 3 * 8;
-        at.tokens.advance(kShape.token_stages, 4);
+        last_empty = empty + (kStagesOfChunk - 1) * 8;
+        at.tokens.advance(kShape.token_stages, kStagesOfChunk);
     }
     ptx::wgmma_wait<0>();
     keep_behind<Tile>(sums);
@@ -380,7 +392,7 @@ __device__ __forceinline__ void multiply_wgmma(const WgmmaTask& task, const Shar
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kShape.threads())
+__global__ void __launch_bounds__(Tile::kShape.threads(), 1)
     wgmma_gemm(const __grid_constant__ WgmmaMaps maps, const __grid_constant__ WgmmaTask task) {
     constexpr WgmmaShape kShape = Tile::kShape;
     constexpr int kConsumers = 4 * kShape.warpgroups;  // warps

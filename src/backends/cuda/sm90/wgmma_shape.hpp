@@ -1,13 +1,15 @@
 #pragma once
 // The tile shapes of the wgmma GEMM: what the host needs to know of them.
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "backends/cuda/grouped_gemm.hpp"
 #include "backends/cuda/k_order.cuh"
 
 namespace moe4::cuda::sm90 {
 
-inline constexpr int kWgmmaTokenBox = 16;  // rows of the smaller tensor copy
+inline constexpr int kWgmmaTokenBox = 32;  // rows of the smaller tensor copy
 inline constexpr int kPlanSlots = 2;       // items of a block, between the claim of one and its end
 
 struct WgmmaShape {
@@ -15,7 +17,9 @@ struct WgmmaShape {
     int m_tiles;     // of 64 weight rows, for each of them
     int tile_tokens;
     int weight_stages;  // of 256 k
-    int token_stages;   // of 64 k: those of whole chunks
+    int token_stages;   // those of whole chunks
+    int token_k;        // of a stage
+    int group_words;    // of 32 k, multiplied by one group of wgmmas
     int consumer_registers;
 
     constexpr int units() const { return warpgroups * m_tiles; }
@@ -28,13 +32,14 @@ struct WgmmaShape {
     }
     constexpr int code_bytes() const { return rows() * kChunk / 2; }
     constexpr int scale_bytes() const { return rows() * kChunk / 16; }
-    constexpr int token_bytes() const { return tile_tokens * 128; }
+    constexpr int slab_bytes() const { return tile_tokens * 128; }  // of 64 k
+    constexpr int token_bytes() const { return token_k / 64 * slab_bytes(); }
     /// Warpgroups that share quantisation blocks of h pass them on to each other through shared memory.
     constexpr int exchange_threads() const { return 256 / m_tiles; }
     constexpr int exchange_tokens() const { return exchange_threads() / 4; }
     constexpr int part_bytes() const { return exchange_tokens() * 128; }
     /// At once, so that a thread has so many blocks to encode: their chains overlap, where registers allow.
-    constexpr int exchange_parts() const { return m_tiles; }
+    constexpr int exchange_parts() const { return std::min(m_tiles, tile_tokens / exchange_tokens()); }
     constexpr int exchange_bytes() const { return exchange_parts() * part_bytes(); }
     constexpr int num_exchanges() const { return warpgroups * m_tiles / 2; }
     constexpr int plan_bytes() const { return 32 + tile_tokens * 8; }  // of a tile: TilePlan
@@ -46,16 +51,25 @@ struct WgmmaShape {
 
 /// Ordered by how many rows an expert they are good for; choose_wgmma says which runs when.
 inline constexpr WgmmaShape kWgmmaShapes[] = {
-    {4, 1, 96, 3, 8, 104},
-    {2, 2, 160, 3, 4, 232},
+    {4, 2, 32, 2, 4, 256, 1, 104},
+    {4, 1, 64, 3, 6, 128, 2, 104},
+    {4, 1, 96, 3, 8, 64, 1, 104},
+    {2, 2, 160, 3, 4, 64, 1, 232},
 };
-inline constexpr int kNumWgmmaShapes = 2;
+inline constexpr int kNumWgmmaShapes = 4;
 static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);
-static_assert(kWgmmaShapes[0].shared_bytes() <= 227 * 1024 && kWgmmaShapes[1].shared_bytes() <= 227 * 1024);
+static_assert(std::all_of(std::begin(kWgmmaShapes), std::end(kWgmmaShapes),
+                          [](const WgmmaShape& shape) { return shape.shared_bytes() <= 227 * 1024; }));
+
+/// So many tiles that those of the shape for the fewest rows, 256 indices each, are two for every one of an
+/// H200's 132 multiprocessors.
+constexpr bool fills_512_rows(std::int64_t experts, std::int64_t intermediate_size) {
+    return experts * round_up(intermediate_size, 256) / 256 >= 264;
+}
 
 /// Permuted rows grouped by expert, boxes 64 columns wide of 64 and of kWgmmaTokenBox rows.
 struct TokenMaps {
-    CUtensorMap by_64, by_16;
+    CUtensorMap by_64, by_32;
 };
 struct WgmmaMaps {
     WeightMaps gate_up, down;  // of the shape's rows
