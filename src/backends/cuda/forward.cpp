@@ -233,11 +233,12 @@ private:
         const sm90::WgmmaShape& shape = wgmma_shape();
         const sm90::WgmmaKernels kernels = is_w4a4() ? sm90::wgmma_f16() : sm90::wgmma_bf16();
         const auto token_maps = [&](const GroupedGemm& gemm) {
-            const auto map = [&](std::uint32_t box_rows) {
-                return row_tensor_map(gemm.rows, static_cast<std::uint64_t>(gemm.row_stride),
-                                      static_cast<std::uint64_t>(num_slots_), 64, box_rows);
-            };
-            return sm90::TokenMaps{map(64), map(sm90::kWgmmaTokenBox)};
+            sm90::TokenMaps maps{};
+            for (int i = 0; (i + 1) * sm90::kTokenBoxStep <= shape.tile_tokens; ++i)
+                maps.of_boxes[i] = row_tensor_map(gemm.rows, static_cast<std::uint64_t>(gemm.row_stride),
+                                                  static_cast<std::uint64_t>(num_slots_), 64,
+                                                  static_cast<std::uint32_t>((i + 1) * sm90::kTokenBoxStep));
+            return maps;
         };
         auto* const progress = workspace<std::int32_t>(at_.progress);
         launch(kernels.of_shape[choice_.wgmma_shape], dim3(static_cast<unsigned>(layer_.num_sms)),

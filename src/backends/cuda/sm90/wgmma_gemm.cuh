@@ -175,22 +175,17 @@ __device__ void load_wgmma_tokens(const WgmmaTask& task, const Shared& shared, c
         }
         const TokenMaps& rows_map = is_gate_up ? maps.x : maps.h;
         const int num_stages = (is_gate_up ? task.gate_up : task.down).num_chunks * (kChunk / kShape.token_k);
-        const int rows = (item.segment.num_rows + kWgmmaTokenBox - 1) / kWgmmaTokenBox * kWgmmaTokenBox;
+        const int box = (item.segment.num_rows - 1) / kTokenBoxStep;
+        const int bytes = (box + 1) * kTokenBoxStep * kShape.token_k * 2;
         for (int stage = 0; stage < num_stages; ++stage) {
             const std::uint32_t full = shared.tokens_full(at.stage);
             ptx::mbarrier_wait(shared.tokens_empty(at.stage), at.parity ^ 1);
-            ptx::mbarrier_arrive_expect(full, rows * kShape.token_k * 2);
+            ptx::mbarrier_arrive_expect(full, bytes);
             for (int slab = 0; slab < kShape.token_k / 64; ++slab) {
                 const std::uint32_t to =
                     shared.tokens + at.stage * kShape.token_bytes() + slab * kShape.slab_bytes();
-                const int k = stage * kShape.token_k + slab * 64;
-                int row = 0;
-                for (; row + 64 <= rows; row += 64)
-                    ptx::tensor_copy_2d(to + row * 128, &rows_map.by_64, k, item.segment.first_row + row,
-                                        full);
-                for (; row < rows; row += kWgmmaTokenBox)
-                    ptx::tensor_copy_2d(to + row * 128, &rows_map.by_32, k, item.segment.first_row + row,
-                                        full);
+                ptx::tensor_copy_2d(to, &rows_map.of_boxes[box], stage * kShape.token_k + slab * 64,
+                                    item.segment.first_row, full);
             }
             at.advance(kShape.token_stages);
         }
@@ -386,8 +381,8 @@ __device__ __forceinline__ void multiply_wgmma(const WgmmaTask& task, const Shar
             store_gate_up<Tile>(task.gate_up, plan, num_rows, sums, shared.exchange, me);
         else
             store_down<Tile>(task.down, plan, num_rows, sums, me);
-        __syncwarp();
-        if (me.lane.index == 0) ptx::mbarrier_arrive(shared.done(at.slot.stage));
+        __syncwarp();  // else ptxas takes the lanes for diverged, and spills
+        ptx::mbarrier_arrive(shared.done(at.slot.stage));
     }
 }
 
@@ -412,7 +407,7 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), 1)
         for (int slot = 0; slot < kPlanSlots; ++slot) {
             ptx::mbarrier_init(shared.posted(slot), 1);
             ptx::mbarrier_init(shared.planned(slot), 32);
-            ptx::mbarrier_init(shared.done(slot), kConsumers);
+            ptx::mbarrier_init(shared.done(slot), kConsumers * 32);
             ptx::mbarrier_init(shared.free(slot), 2);  // tokens and publishing
         }
         ptx::mbarrier_init_fence();

@@ -9,8 +9,9 @@
 
 namespace moe4::cuda::sm90 {
 
-inline constexpr int kWgmmaTokenBox = 32;  // rows of the smaller tensor copy
-inline constexpr int kPlanSlots = 2;       // items of a block, between the claim of one and its end
+inline constexpr int kTokenBoxStep = 32;  // a tensor copy has a multiple of so many rows
+inline constexpr int kTokenBoxes = 5;
+inline constexpr int kPlanSlots = 2;  // items of a block, between the claim of one and its end
 
 struct WgmmaShape {
     int warpgroups;  // that multiply
@@ -67,9 +68,10 @@ constexpr bool fills_512_rows(std::int64_t experts, std::int64_t intermediate_si
     return experts * round_up(intermediate_size, 256) / 256 >= 264;
 }
 
-/// Permuted rows grouped by expert, boxes 64 columns wide of 64 and of kWgmmaTokenBox rows.
+/// Permuted rows grouped by expert, in boxes 64 columns wide of kTokenBoxStep rows, of twice as many, and so
+/// on up to a tile's: one copy of a slab's rows, not several small ones.
 struct TokenMaps {
-    CUtensorMap by_64, by_32;
+    CUtensorMap of_boxes[kTokenBoxes];
 };
 struct WgmmaMaps {
     WeightMaps gate_up, down;  // of the shape's rows
