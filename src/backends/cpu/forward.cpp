@@ -19,13 +19,13 @@ namespace {
 
 /// Largest finite magnitude: of bf16 bit patterns the order of the magnitudes.
 float largest_finite(const std::uint16_t* values, std::int64_t count) {
-    constexpr std::uint16_t kInfinity = 0x7F80;
-    std::uint16_t largest = 0;
+    constexpr std::int16_t kInfinity = 0x7F80;
+    std::int16_t largest = 0;  // signed, for which compilers know vectors
     for (std::int64_t i = 0; i < count; ++i) {
-        const std::uint16_t magnitude = values[i] & 0x7FFF;
-        largest = std::max(largest, magnitude < kInfinity ? magnitude : std::uint16_t{0});
+        const auto magnitude = static_cast<std::int16_t>(values[i] & 0x7FFF);
+        largest = std::max(largest, magnitude < kInfinity ? magnitude : std::int16_t{0});
     }
-    return format::bf16_to_float(largest);
+    return format::bf16_to_float(static_cast<std::uint16_t>(largest));
 }
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -384,15 +384,15 @@ void down(const DownTask& task) {
 /// The power of two that a row of bf16 values is multiplied by, so that the largest that is finite stays
 /// below 2^127.
 inline float row_factor(const std::uint16_t* values, std::int64_t cols) {
-    constexpr std::uint16_t kInfinity = 0x7F80;
+    constexpr std::int16_t kInfinity = 0x7F80;
     constexpr std::uint32_t kLargestExponent = 127 + 14;  // of what may be multiplied by 2^112
-    std::uint16_t largest = 0;
+    std::int16_t largest = 0;                             // signed, for which gcc knows vectors
     for (std::int64_t k = 0; k < cols; ++k) {
-        const std::uint16_t magnitude = values[k] & 0x7FFFU;
-        const std::uint16_t finite = magnitude < kInfinity ? magnitude : std::uint16_t{0};
+        const auto magnitude = static_cast<std::int16_t>(values[k] & 0x7FFF);
+        const std::int16_t finite = magnitude < kInfinity ? magnitude : std::int16_t{0};
         largest = finite > largest ? finite : largest;
     }
-    const std::uint32_t exponent = largest >> 7;
+    const auto exponent = static_cast<std::uint32_t>(largest >> 7);
     const std::uint32_t excess = exponent > kLargestExponent ? exponent - kLargestExponent : 0;
     return __builtin_bit_cast(float, (127U + 112U - excess) << 23);
 }
