@@ -111,10 +111,21 @@ TEST_P(EmulatedKernels, HaveTheBitsOfTheReference) {
 std::string case_name(const ::testing::TestParamInfo<std::size_t>& info) { return cases()[info.param].name; }
 INSTANTIATE_TEST_SUITE_P(All, EmulatedKernels, ::testing::Range(std::size_t{0}, cases().size()), case_name);
 
-/// A panel is larger than the second cache and has more groups than a pass.
-TEST(EmulatedKernels, ManyRowsInSeveralPasses) {
+TEST(EmulatedKernels, ManyRowsInSeveralBlocks) {
     const Case c{.name = "many", .layer = {48, 32, 1}, .num_tokens = 700, .top_k = 1, .ids = Ids::one_expert};
     for (const cpu::Kernel* kernel : kKernels) expect_the_bits_of_the_reference({kernel}, c);
+}
+
+/// A panel is larger than the second cache.
+TEST(EmulatedKernels, WideRowsInSeveralPasses) {
+    for (const std::int64_t num_tokens : {40, 60}) {
+        const Case c{.name = "wide",
+                     .layer = {7168, 16, 1},
+                     .num_tokens = num_tokens,
+                     .top_k = 1,
+                     .ids = Ids::one_expert};
+        for (const cpu::Kernel* kernel : kKernels) expect_the_bits_of_the_reference({kernel}, c);
+    }
 }
 
 TEST(EmulatedKernels, ThatSwitchByRowsKeepTheBits) {

@@ -34,7 +34,7 @@ float product(float activation_scale, double global_scale) {
     return static_cast<float>(static_cast<double>(activation_scale) * global_scale);
 }
 
-constexpr std::int64_t kMostCachedYBytes = 32 << 20;  // about the second caches of a server
+constexpr std::int64_t kMostCachedYBytes = 16 << 20;  // about the second caches of a server
 
 class Forward {
 public:

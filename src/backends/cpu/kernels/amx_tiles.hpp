@@ -193,7 +193,7 @@ public:
           panel_(panel),
           rows_(rows),
           num_groups_(num_groups),
-          step_(num_groups <= 2 ? 2 : kMaxStepChunks),
+          step_(num_groups <= 3 ? 2 : kMaxStepChunks),
           scratch_(scratch) {}
 
     /// use(row) when the scratch holds the sums of the tile that starts there.
