@@ -336,6 +336,19 @@ TEST_P(CpuLayerBits, AreThoseOfPackedKernelsThatMix) {
     }
 }
 
+/// An activation scale of w4a4 changes nothing in w4a16: neither what is reserved nor what is used.
+TEST(CpuWorkspace, OfW4a16IsTheSameForEveryActivationScale) {
+    const Kernel kernel = dense_kernel<Precision::w4a4>();  // any that encodes
+    Problem problem{.precision = Precision::w4a16, .max_tokens = 100};
+    problem.config.hidden_size = 64;
+    problem.config.intermediate_size = 32;
+    const std::vector<const Kernel*> kernels{&kernel, &kernel};
+    const auto bytes = [&] { return workspace_layout(problem, 1, 4, kernels, 2).bytes; };
+    const std::size_t plain = bytes();
+    problem.activation_scale = ActivationScale::per_expert;
+    EXPECT_EQ(bytes(), plain);
+}
+
 INSTANTIATE_TEST_SUITE_P(Precisions, CpuLayerBits, ::testing::ValuesIn(kPrecisions),
                          [](const auto& parameters) {
                              return std::string(precision_name(parameters.param));

@@ -128,6 +128,21 @@ TEST(EmulatedKernels, WideRowsInSeveralPasses) {
     }
 }
 
+/// 8192 columns are the most that AMX multiplies without tiles.
+TEST(EmulatedKernels, ARowAloneOfAnyLength) {
+    for (const std::int64_t hidden_size : {8192, 8208}) {
+        const Case c{.name = "row", .layer = {hidden_size, 16, 2}, .num_tokens = 1, .top_k = 2};
+        for (const cpu::Kernel* kernel : kKernels) expect_the_bits_of_the_reference({kernel}, c);
+    }
+}
+
+/// y is larger than the caches are taken to be.
+TEST(EmulatedKernels, OutputsPastTheCaches) {
+    const Case c{
+        .name = "large", .layer = {8192, 16, 1}, .num_tokens = 513, .top_k = 1, .ids = Ids::one_expert};
+    for (const cpu::Kernel* kernel : {&kAmxW4a4, &kAmxW4a16}) expect_the_bits_of_the_reference({kernel}, c);
+}
+
 TEST(EmulatedKernels, ThatSwitchByRowsKeepTheBits) {
     const Case c{.name = "switch", .layer = {208, 80, 16}, .num_tokens = 60, .top_k = 4, .ids = Ids::zipf};
     expect_the_bits_of_the_reference({&kAmxW4a4, &cpu::avx512_vnni::kW4a4}, c);

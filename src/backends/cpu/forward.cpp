@@ -1,9 +1,11 @@
 // permute -> encode hidden -> gate_up, then h -> down and combine. Each phase is a fork-join over pieces of
-// work that share nothing, so any thread may take any piece at any time and the bits stay the same.
+// work that write to places of their own, so any thread may take any piece at any time and the bits stay the
+// same.
 //
 // Rows are worked on in blocks of one expert's. The thread that takes a piece of gate_up gathers the block's
-// activations for itself, and the one that ends a block's last piece loads its h: both lie in its own caches
-// then.
+// activations for itself, into its own caches. The one that ends a block's last piece loads its h, which all
+// of the block's threads wrote: a counter of pieces says who is last, and what was written before it was
+// counted down is seen by who finds it at one (acquire and release).
 #include "backends/cpu/forward.hpp"
 
 #include <algorithm>
@@ -157,10 +159,10 @@ private:
     }
 
     bool encodes_tokens(const Kernel& kernel) const {
-        return kernel.encode_rows != nullptr && !mode_is(ActivationScale::per_expert);
+        return kernel.encode_rows != nullptr && !encodes_by_expert(layer_.problem);
     }
     bool encodes_blocks(const Kernel& kernel) const {
-        return kernel.encode_rows != nullptr && mode_is(ActivationScale::per_expert);
+        return kernel.encode_rows != nullptr && encodes_by_expert(layer_.problem);
     }
     /// Of hidden: every token once a kernel, or the rows of every block.
     std::uint8_t* encoded_tokens(std::size_t kernel) const {
@@ -189,7 +191,7 @@ private:
                                     .rows = encoded_tokens(k)});
             });
         }
-        if (!mode_is(ActivationScale::per_expert)) return;
+        if (!encodes_by_expert(layer_.problem)) return;
         for_each_block([&](int worker, const RowBlock& block) {
             if (!encodes_blocks(kernel(block))) return;
             auto* input_scale = at<float>(worker, layout_.worker_scales);
@@ -208,7 +210,8 @@ private:
         const auto num_tiles = [&](const RowBlock& block) {
             return divide_up(intermediate_size_, kernel(block).gate_up_tile);
         };
-        // Many rows cost more to gather than a tile of them to multiply: then a piece has at least 8 tiles.
+        // Many rows cost more to gather than a tile of them to multiply: then a piece has 8 tiles, if there
+        // are enough for everybody.
         const auto fewest_tiles = [](const RowBlock& block) {
             return divide_up(std::int64_t{8} * block.num_rows, cost(block));
         };
@@ -246,7 +249,7 @@ private:
         auto* gate_scale = at<float>(worker, layout_.worker_scales);
         float* up_scale = gate_scale + kMaxBlockRows;
         for (std::int64_t r = 0; r < block.num_rows; ++r) {
-            const float input_scale = mode_is(ActivationScale::per_expert)
+            const float input_scale = encodes_by_expert(layer_.problem)
                                           ? expert.input_scale
                                           : token_scale_[row_token_[block.first_row + r]];
             gate_scale[r] = product(input_scale, expert.gate_scale);
@@ -380,6 +383,7 @@ private:
     void for_each_tile_piece(const NumTiles& num_tiles, const FewestTiles& fewest_tiles, const Task& task) {
         std::int64_t left = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) left += num_tiles(blocks_[b]) * cost(blocks_[b]);
+        const std::int64_t fair_share = left / workers_.count();
         auto* pieces = at<Piece>(layout_.pieces);
         std::int64_t count = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) {
@@ -387,7 +391,8 @@ private:
             block.pieces_left = 0;
             for (std::int64_t tile = 0; tile < num_tiles(block); ++block.pieces_left) {
                 const std::int64_t share = divide_up(left, kSharesPerWorker * workers_.count());
-                const std::int64_t size = std::max(fewest_tiles(block), divide_up(share, cost(block)));
+                const std::int64_t fewest = std::min(fewest_tiles(block), fair_share / cost(block));
+                const std::int64_t size = std::max(fewest, divide_up(share, cost(block)));
                 const std::int64_t last = std::min(num_tiles(block), tile + size);
                 assert(count < layout_.max_pieces);
                 pieces[count++] = {static_cast<std::int32_t>(b), static_cast<std::int32_t>(tile),

@@ -25,7 +25,6 @@ struct Piece {
     std::int32_t first, last;
 };
 
-inline constexpr std::int64_t kMaxBlockRows = 256;
 /// Of a layer: what a thread gathers of hidden stays near its second cache.
 constexpr std::int64_t max_block_rows(std::int64_t hidden_size) {
     return std::clamp<std::int64_t>((512 << 10) / hidden_size, 16, kMaxBlockRows);
@@ -71,6 +70,11 @@ inline bool scales_need_all_of_h(const Problem& problem) {
     return problem.precision == Precision::w4a4 &&
            (problem.activation_scale == ActivationScale::dynamic ||
             problem.activation_scale == ActivationScale::dynamic_token);
+}
+
+/// Whether A1 is a row's own: then a token is encoded once an expert.
+inline bool encodes_by_expert(const Problem& problem) {
+    return problem.precision == Precision::w4a4 && problem.activation_scale == ActivationScale::per_expert;
 }
 
 /// Whether the kernel leaves h as bf16 rows, to be encoded and gathered afterwards.
@@ -139,10 +143,10 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     layout.h_scale = reserve(num_rows * 4);
     layout.blocks = reserve(static_cast<std::size_t>(blocks) * sizeof(RowBlock));
     layout.pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
-    const bool per_expert = problem.activation_scale == ActivationScale::per_expert;
     layout.encoded =
         reserve(layout.encoded_row_bytes *
-                (per_expert ? num_rows : kernels.size() * static_cast<std::size_t>(problem.max_tokens)));
+                (encodes_by_expert(problem) ? num_rows
+                                            : kernels.size() * static_cast<std::size_t>(problem.max_tokens)));
     layout.h_panels = reserve(panels_bound(kernels, rows, blocks, intermediate));
     layout.h_rows = reserve(any_h_rows ? num_rows * static_cast<std::size_t>(intermediate) * 2 : 0);
 

@@ -16,11 +16,11 @@ namespace moe4::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
-constexpr std::int64_t kTileRows = 16;           // of a sum tile: activation rows
-constexpr std::int64_t kCellCols = 32;           // 64 bytes of an activation row
-constexpr std::int64_t kMaxStepChunks = 4;       // decoded at a time
-constexpr std::int64_t kMaxGroups = 32;          // of rows that share a decoded step: bounds the scratch
-constexpr std::int64_t kPanelBytes = 768 << 10;  // of them: within the second cache
+constexpr std::int64_t kTileRows = 16;                          // of a sum tile: activation rows
+constexpr std::int64_t kCellCols = 32;                          // 64 bytes of an activation row
+constexpr std::int64_t kMaxStepChunks = 4;                      // decoded at a time
+constexpr std::int64_t kMaxGroups = kMaxBlockRows / kTileRows;  // that share a decoded step
+constexpr std::int64_t kPanelBytes = 768 << 10;                 // of them: within the second cache
 constexpr std::int64_t kDecodedBlockBytes = kPackedHalfRows * kBlock * 2;
 constexpr std::int64_t kDecodedBytes = 2 * kDecodedBlockBytes * kPackedChunkBlocks;  // of a chunk
 constexpr std::int64_t kMaxRowCols = 8192;  // of a row that is multiplied without tiles

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
 constexpr int kPanelGroupRows = 16;
-constexpr std::int64_t kMaxRows = 512;    // rows that share a decoded tile: bounds the scratch
 constexpr std::int64_t kPieceChunks = 4;  // decoded together, within L1
 constexpr std::int64_t kPieceBlocks = kPieceChunks * kPackedChunkBlocks;
 
@@ -199,35 +198,31 @@ template <class Mode, class Weights>
 struct Scratch {
     WeightBlock decoded[kPieceBlocks][kGroups];
     alignas(64) PackedChunk chunk;
-    float sums[kMaxRows][kPackedTileRows];
+    float sums[kMaxBlockRows][kPackedTileRows];
 };
 
 std::size_t scratch_bytes(std::int64_t max_rows, std::int64_t, std::int64_t) {
     return sizeof(Scratch) - sizeof(Scratch::sums) +
-           static_cast<std::size_t>(smaller(max_rows, kMaxRows)) * sizeof(Scratch::sums[0]);
+           static_cast<std::size_t>(max_rows) * sizeof(Scratch::sums[0]);
 }
 
-/// Rows [first, last) of a panel.
 template <class Mode>
 struct Rows {
     const typename Mode::EncodedBlock* panel;
-    std::int64_t cols;
-    std::int64_t num_rows;  // of the panel
-    std::int64_t first, last;
+    std::int64_t cols, count;
 
-    std::int64_t count() const { return last - first; }
     const typename Mode::EncodedBlock* blocks(const Group& group, std::int64_t b) const {
         return panel + block_index(group, cols, b, group.first_row);
     }
 };
 
-/// scratch.sums[r] = row first + r of the panel times the 32 rows of the tile
+/// scratch.sums[r] = row r of the panel times the 32 rows of the tile
 template <class Mode, class Tiles>
 void multiply_tile(const Tiles& tiles, std::int64_t tile, const Rows<Mode>& rows, Scratch& scratch) {
-    __builtin_memset(scratch.sums, 0, static_cast<std::size_t>(rows.count()) * sizeof(scratch.sums[0]));
+    __builtin_memset(scratch.sums, 0, static_cast<std::size_t>(rows.count) * sizeof(scratch.sums[0]));
     const std::int64_t blocks = num_blocks(rows.cols);
-    if (rows.count() <= kPanelGroupRows) {
-        const Group group = group_of(rows.first, rows.num_rows);
+    if (rows.count <= kPanelGroupRows) {
+        const Group group = group_of(0, rows.count);
         for (std::int64_t b = 0; b < blocks; b += kPackedChunkBlocks) {
             const PackedWeights<Tiles> weights{tiles.chunk(tile, b / kPackedChunkBlocks, scratch.chunk)};
             accumulate<Mode>(weights, smaller(kPackedChunkBlocks, blocks - b), rows.blocks(group, b),
@@ -245,10 +240,10 @@ void multiply_tile(const Tiles& tiles, std::int64_t tile, const Rows<Mode>& rows
                 for (int g = 0; g < kGroups; ++g) scratch.decoded[b + i][g] = weights.load(i, g);
             }
         }
-        for (std::int64_t r = rows.first; r < rows.last; r += kPanelGroupRows) {
-            const Group group = group_of(r, rows.num_rows);
+        for (std::int64_t r = 0; r < rows.count; r += kPanelGroupRows) {
+            const Group group = group_of(r, rows.count);
             accumulate<Mode>(DecodedWeights{scratch.decoded}, count, rows.blocks(group, first),
-                             group.num_rows, scratch.sums + (r - rows.first));
+                             group.num_rows, scratch.sums + r);
         }
     }
 }
@@ -289,16 +284,13 @@ template <class Mode, class Tiles>
 void gate_up(const GateUpTask& task) {
     auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     const Tiles tiles(task);
-    const auto* panel = reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel);
-    for (std::int64_t first = 0; first < task.num_rows; first += kMaxRows) {
-        const Rows<Mode> rows{panel, task.hidden_size, task.num_rows, first,
-                              smaller(first + kMaxRows, task.num_rows)};
-        for (std::int64_t i = task.first; i < task.last; i += kPackedHalfRows) {
-            multiply_tile<Mode>(tiles, i / kPackedHalfRows, rows, scratch);
-            for (std::int64_t r = 0; r < rows.count(); r += kLanes) {
-                const int count = static_cast<int>(smaller(kLanes, rows.count() - r));
-                store_h<Mode>(task, first + r, count, i, scratch.sums + r);
-            }
+    const Rows<Mode> rows{reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel), task.hidden_size,
+                          task.num_rows};
+    for (std::int64_t i = task.first; i < task.last; i += kPackedHalfRows) {
+        multiply_tile<Mode>(tiles, i / kPackedHalfRows, rows, scratch);
+        for (std::int64_t r = 0; r < rows.count; r += kLanes) {
+            const int count = static_cast<int>(smaller(kLanes, rows.count - r));
+            store_h<Mode>(task, r, count, i, scratch.sums + r);
         }
     }
 }
@@ -307,18 +299,15 @@ template <class Mode, class Tiles>
 void down(const DownTask& task) {
     auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
     const Tiles tiles(task);
-    const auto* panel = reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel);
-    for (std::int64_t first = 0; first < task.num_rows; first += kMaxRows) {
-        const Rows<Mode> rows{panel, task.intermediate_size, task.num_rows, first,
-                              smaller(first + kMaxRows, task.num_rows)};
-        for (std::int64_t c = task.first; c < task.last; c += kPackedTileRows) {
-            multiply_tile<Mode>(tiles, c / kPackedTileRows, rows, scratch);
-            for (std::int64_t r = 0; r < rows.count(); ++r) {
-                const __m256 scale = _mm256_set1_ps(task.scale[first + r]);
-                float* y = task.y + (first + r) * task.y_stride + (c - task.first);
-                for (int lane = 0; lane < kPackedTileRows; lane += kLanes) {
-                    _mm256_store_ps(y + lane, _mm256_mul_ps(scale, _mm256_load_ps(scratch.sums[r] + lane)));
-                }
+    const Rows<Mode> rows{reinterpret_cast<const typename Mode::EncodedBlock*>(task.panel),
+                          task.intermediate_size, task.num_rows};
+    for (std::int64_t c = task.first; c < task.last; c += kPackedTileRows) {
+        multiply_tile<Mode>(tiles, c / kPackedTileRows, rows, scratch);
+        for (std::int64_t r = 0; r < rows.count; ++r) {
+            const __m256 scale = _mm256_set1_ps(task.scale[r]);
+            float* y = task.y + r * task.y_stride + (c - task.first);
+            for (int lane = 0; lane < kPackedTileRows; lane += kLanes) {
+                _mm256_store_ps(y + lane, _mm256_mul_ps(scale, _mm256_load_ps(scratch.sums[r] + lane)));
             }
         }
     }

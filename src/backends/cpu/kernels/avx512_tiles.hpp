@@ -16,8 +16,8 @@
 namespace moe4::cpu {
 namespace {
 
-constexpr int kGroupRows = 8;   // two halves of a tile times 8 rows are 16 of 32 registers
-constexpr int kMaxGroups = 64;  // that share a decoded piece: bounds the scratch
+constexpr int kGroupRows = 8;  // two halves of a tile times 8 rows are 16 of 32 registers
+constexpr std::int64_t kMaxGroups = kMaxBlockRows / kGroupRows;  // that share a decoded piece
 
 inline std::int64_t num_blocks(std::int64_t cols) { return cols / kNvfp4BlockSize; }
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -147,16 +147,14 @@ void accumulate_rows(std::int64_t num_rows, const Weights& weights, const typena
     }
 }
 
-/// Groups of a panel that share decoded weights.
+/// The groups of a panel, which share decoded weights.
 template <class Mode>
 struct Groups {
     const typename Mode::EncodedBlock* panel;
-    std::int64_t cols;
-    std::int64_t num_rows;  // of the panel
-    std::int64_t first, last;
+    std::int64_t cols, num_rows;
 
-    std::int64_t count() const { return last - first; }
-    Group operator[](std::int64_t g) const { return group_of(first + g, num_rows); }
+    std::int64_t count() const { return (num_rows + kGroupRows - 1) / kGroupRows; }
+    Group operator[](std::int64_t g) const { return group_of(g, num_rows); }
     const typename Mode::EncodedBlock* blocks(const Group& group, std::int64_t b) const {
         return panel + block_index(group, cols, b, 0);
     }
@@ -234,23 +232,19 @@ void multiply_row(const Tiles& tiles, std::int64_t row, const typename Mode::Enc
 template <class Mode, class Tiles, class Store>
 void for_each_tile(const Tiles& tiles, const std::uint8_t* panel, std::int64_t num_rows, std::int64_t first,
                    std::int64_t last, Scratch<Mode>& scratch, const Store& store) {
-    const std::int64_t num_groups = (num_rows + kGroupRows - 1) / kGroupRows;
-    const auto* blocks = reinterpret_cast<const typename Mode::EncodedBlock*>(panel);
-    for (std::int64_t begin = 0; begin < num_groups; begin += kMaxGroups) {
-        const Groups<Mode> groups{blocks, tiles.cols, num_rows, begin,
-                                  smaller(num_groups, begin + kMaxGroups)};
-        std::int64_t row = first;
-        if constexpr (Mode::kRunsOneRowOnTwoTiles) {
-            for (; num_rows == 1 && row + tiles.tile_rows < last; row += 2 * tiles.tile_rows) {
-                multiply_row<Mode>(tiles, row, blocks, tiles.cols, scratch);
-                store(scratch.sums[0], groups[0], row);
-                store(scratch.sums[1], groups[0], row + tiles.tile_rows);
-            }
+    const Groups<Mode> groups{reinterpret_cast<const typename Mode::EncodedBlock*>(panel), tiles.cols,
+                              num_rows};
+    std::int64_t row = first;
+    if constexpr (Mode::kRunsOneRowOnTwoTiles) {
+        for (; num_rows == 1 && row + tiles.tile_rows < last; row += 2 * tiles.tile_rows) {
+            multiply_row<Mode>(tiles, row, groups.panel, tiles.cols, scratch);
+            store(scratch.sums[0], groups[0], row);
+            store(scratch.sums[1], groups[0], row + tiles.tile_rows);
         }
-        for (; row < last; row += tiles.tile_rows) {
-            multiply_tile<Mode>(tiles, row, groups, scratch);
-            for (std::int64_t g = 0; g < groups.count(); ++g) store(scratch.sums[g], groups[g], row);
-        }
+    }
+    for (; row < last; row += tiles.tile_rows) {
+        multiply_tile<Mode>(tiles, row, groups, scratch);
+        for (std::int64_t g = 0; g < groups.count(); ++g) store(scratch.sums[g], groups[g], row);
     }
 }
 

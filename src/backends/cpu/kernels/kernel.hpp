@@ -11,6 +11,9 @@
 
 namespace moe4::cpu {
 
+/// Rows of one expert that a kernel multiplies at once: bounds its scratch.
+inline constexpr std::int64_t kMaxBlockRows = 256;
+
 /// An expert's weights as a kernel reads them: the three views where it reads the checkpoint in place, the
 /// two pointers where it has a PackedLayout. Global scales are in the tasks, never in here.
 struct ExpertData {
@@ -48,12 +51,12 @@ struct GatherTask {
     const std::uint8_t* rows;
     const std::int32_t* index;  // null: row r itself
     std::int64_t cols;
-    std::int64_t num_rows;     // of the expert
+    std::int64_t num_rows;     // of the block
     std::int64_t first, last;  // first is a multiple of rows_per_group, last too or num_rows
     std::uint8_t* panel;       // panel_bytes(num_rows, cols), aligned to 64 bytes
 };
 
-/// One expert, all its rows, intermediates [first, last):
+/// A block of an expert's rows, at most kMaxBlockRows, intermediates [first, last):
 ///     g = gate_scale[r] * (panel[r] . gate[i])   u = up_scale[r] * (panel[r] . up[i])   h = bf16(act(g, u))
 struct GateUpTask {
     const ExpertData* expert;
@@ -70,7 +73,7 @@ struct GateUpTask {
     std::uint8_t* scratch;  // scratch_bytes, aligned to 64, this task's alone
 };
 
-/// One expert, all its rows, output columns [first, last):  y[r, c] = scale[r] * (panel[r] . down[c])
+/// The same block, output columns [first, last):  y[r, c] = scale[r] * (panel[r] . down[c])
 struct DownTask {
     const ExpertData* expert;
     const std::uint8_t* panel;  // cols = intermediate_size
@@ -117,7 +120,7 @@ struct Kernel {
     int gate_up_tile;  // intermediates, a multiple of 16
     int down_tile;     // output columns, a multiple of 16
     std::size_t (*scratch_bytes)(std::int64_t max_rows, std::int64_t hidden_size,
-                                 std::int64_t intermediate_size);  // a worker; max_rows of one expert
+                                 std::int64_t intermediate_size);  // a worker; max_rows of a block
     void (*gate_up)(const GateUpTask&);
     void (*down)(const DownTask&);
     void (*combine)(const CombineTask&);

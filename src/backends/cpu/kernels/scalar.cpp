@@ -23,7 +23,6 @@ namespace {
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
 constexpr std::int64_t kStrip = 16;        // weight rows decoded together: one block of h
 constexpr std::int64_t kChunkBlocks = 16;  // blocks of K decoded together, so that a strip stays in L1
-constexpr std::int64_t kMaxRows = 512;     // rows that share a decoded strip: bounds the scratch
 using Accumulator = float[kStrip];
 
 struct DecodeTables {
@@ -179,8 +178,8 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
 
 struct Scratch {
     Strip strip;
-    Accumulator gate[kMaxRows];  // down uses this one
-    Accumulator up[kMaxRows];
+    Accumulator gate[kMaxBlockRows];  // down uses this one
+    Accumulator up[kMaxBlockRows];
 };
 
 std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) { return sizeof(Scratch); }
@@ -223,31 +222,23 @@ void store_h(const GateUpTask& task, std::int64_t r, std::int64_t i, const Accum
 template <class Mode>
 void gate_up(const GateUpTask& task) {
     auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
-        const std::int64_t num_rows = std::min(kMaxRows, task.num_rows - first_row);
-        const std::uint8_t* rows = task.panel + panel_bytes<Mode>(first_row, task.hidden_size);
-        for (std::int64_t i = task.first; i < task.last; i += kStrip) {
-            multiply_strip<Mode>(task.expert->gate, i, rows, num_rows, scratch.strip, scratch.gate);
-            multiply_strip<Mode>(task.expert->up, i, rows, num_rows, scratch.strip, scratch.up);
-            for (std::int64_t r = 0; r < num_rows; ++r)
-                store_h<Mode>(task, first_row + r, i, scratch.gate[r], scratch.up[r]);
-        }
+    for (std::int64_t i = task.first; i < task.last; i += kStrip) {
+        multiply_strip<Mode>(task.expert->gate, i, task.panel, task.num_rows, scratch.strip, scratch.gate);
+        multiply_strip<Mode>(task.expert->up, i, task.panel, task.num_rows, scratch.strip, scratch.up);
+        for (std::int64_t r = 0; r < task.num_rows; ++r)
+            store_h<Mode>(task, r, i, scratch.gate[r], scratch.up[r]);
     }
 }
 
 template <class Mode>
 void down(const DownTask& task) {
     auto& scratch = *reinterpret_cast<Scratch*>(task.scratch);
-    for (std::int64_t first_row = 0; first_row < task.num_rows; first_row += kMaxRows) {
-        const std::int64_t num_rows = std::min(kMaxRows, task.num_rows - first_row);
-        const std::uint8_t* rows = task.panel + panel_bytes<Mode>(first_row, task.intermediate_size);
-        for (std::int64_t c = task.first; c < task.last; c += kStrip) {
-            multiply_strip<Mode>(task.expert->down, c, rows, num_rows, scratch.strip, scratch.gate);
-            for (std::int64_t r = 0; r < num_rows; ++r) {
-                const float scale = task.scale[first_row + r];
-                float* y = task.y + (first_row + r) * task.y_stride + (c - task.first);
-                for (std::int64_t lane = 0; lane < kStrip; ++lane) y[lane] = scale * scratch.gate[r][lane];
-            }
+    for (std::int64_t c = task.first; c < task.last; c += kStrip) {
+        multiply_strip<Mode>(task.expert->down, c, task.panel, task.num_rows, scratch.strip, scratch.gate);
+        for (std::int64_t r = 0; r < task.num_rows; ++r) {
+            float* y = task.y + r * task.y_stride + (c - task.first);
+            for (std::int64_t lane = 0; lane < kStrip; ++lane)
+                y[lane] = task.scale[r] * scratch.gate[r][lane];
         }
     }
 }
