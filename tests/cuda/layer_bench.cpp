@@ -87,9 +87,8 @@ public:
         check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
         const Plan plan = choose_kernels(problem, problem.config.num_experts, "");
-        const std::int64_t wgmma_min_rows = plan.choices.front().up_to_tokens_per_expert + 1;
         for (int i = 0; i < copies; ++i) {
-            layers_.push_back(allocate_layer(problem, wgmma_min_rows, 0));
+            layers_.push_back(allocate_layer(problem, wgmma_min_rows(plan), 0));
             fill_weights(layers_.back(), random);
         }
         output_ = DeviceBuffer(static_cast<std::size_t>(problem.max_tokens * problem.config.hidden_size) * 2,

@@ -2,7 +2,10 @@
 // large.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "backends/cuda/kernel_list.hpp"
+#include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "conformance/layer_runner.hpp"
 #include "cuda/device_tensor.hpp"
 #include "moe/routers.hpp"
@@ -123,8 +126,9 @@ TEST_F(CudaLayer, RefusesTensorsOfAnotherDevice) {
     EXPECT_NE(sentence.find("in host memory"), std::string::npos) << sentence;
 }
 
-TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
-    RandomLayer random({.hidden_size = 512, .intermediate_size = 704, .num_experts = 8});
+/// The bits of a token in a large batch against those in small ones.
+void expect_batch_invariance(const LayerOptions& options) {
+    RandomLayer random(options);
     const MoeConfig& config = random.weights().config;
     constexpr std::int64_t kNumTokens = 400;
     constexpr int kTopK = 4;
@@ -159,6 +163,30 @@ TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
                 << count << " tokens";
         }
     }
+}
+
+TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
+    expect_batch_invariance({.hidden_size = 512, .intermediate_size = 704, .num_experts = 8});
+}
+
+TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAloneWithTilesOf512Rows) {
+    constexpr LayerOptions kOptions{.hidden_size = 512, .intermediate_size = 16, .num_experts = 264};
+    static_assert(cuda::sm90::fills_512_rows(kOptions.num_experts, kOptions.intermediate_size));
+    expect_batch_invariance(kOptions);  // the large batch has those tiles, the smallest ones have not
+}
+
+TEST(CudaKernels, WgmmaStartsAtMoreRowsWhereThereAreFewTiles) {
+    const auto min_rows = [](int num_experts, std::int64_t intermediate_size, const char* kernel = "") {
+        Problem problem;
+        problem.config.intermediate_size = intermediate_size;
+        return cuda::wgmma_min_rows(cuda::choose_kernels(problem, num_experts, kernel));
+    };
+    EXPECT_EQ(min_rows(128, 768), 11);
+    EXPECT_EQ(min_rows(8, 4608), 24);
+    EXPECT_EQ(min_rows(132, 257), 11) << "264 tiles of 256 indices";
+    EXPECT_EQ(min_rows(132, 256), 24) << "132 tiles";
+    EXPECT_EQ(min_rows(8, 4608, "sm90_w4a16_wgmma"), 0) << "alone";
+    EXPECT_EQ(min_rows(128, 768, "sm90_w4a16_mma"), std::numeric_limits<std::int64_t>::max()) << "never";
 }
 
 TEST(CudaKernels, BatchInvarianceLeavesTheOneThatSumsAlikeAtEverySize) {

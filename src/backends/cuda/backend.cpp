@@ -3,7 +3,6 @@
 // run() and route() take tensors of the backend's device and enqueue. Given tensors in host memory they work
 // as well, through memory of their own and waiting for the result: for tools and tests, not for serving.
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <string>
 
@@ -186,12 +185,6 @@ public:
     }
 
 private:
-    /// The choices are mma, wgmma or both, in this order.
-    static std::int64_t wgmma_min_rows(const Plan& plan) {
-        if (!plan.choices.back().kernel.ends_with("_wgmma")) return std::numeric_limits<std::int64_t>::max();
-        return plan.choices.size() == 1 ? 0 : plan.choices.front().up_to_tokens_per_expert + 1;
-    }
-
     int device_;
     std::string kernel_;
     cudaDeviceProp properties_{};

@@ -37,7 +37,7 @@ __device__ inline void quantize_blocks(float (&x)[kBlocks][16], const std::uint3
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
         if (!is_usual[b]) {  // what no checkpoint's scales and no ordinary tokens give: one copy of the code
-            const BlockQuantizer careful(largest[b], global_scale, reciprocal);
+            const BlockQuantizer careful = BlockQuantizer::of_any(largest[b], global_scale, reciprocal);
             float values[16];  // these alone have an index that is not known, so they alone go to memory
 #pragma unroll
             for (int i = 0; i < 16; ++i) values[i] = x[b][i];

@@ -81,4 +81,10 @@ Plan choose_kernels(const Problem& problem, int num_held, const std::string& ker
     throw Error(ErrorKind::unsupported, "no kernel of the cuda backend runs this problem: " + reasons);
 }
 
+std::int64_t wgmma_min_rows(const Plan& plan) {
+    // The choices are mma, wgmma or both, in this order.
+    if (!plan.choices.back().kernel.ends_with("_wgmma")) return std::numeric_limits<std::int64_t>::max();
+    return plan.choices.size() == 1 ? 0 : plan.choices.front().up_to_tokens_per_expert + 1;
+}
+
 }  // namespace moe4::cuda

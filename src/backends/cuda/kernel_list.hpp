@@ -33,4 +33,7 @@ void check_known(const KernelRequest&);
 /// Fills choices and rejections. Throws unsupported with every kernel's reason when none can run the problem.
 Plan choose_kernels(const Problem&, int num_held, const std::string& kernel);
 
+/// From how many rows per expert on, on average, wgmma runs: 0 without mma, the largest number without wgmma.
+std::int64_t wgmma_min_rows(const Plan&);
+
 }  // namespace moe4::cuda

@@ -66,8 +66,12 @@ __device__ inline float round_to_e2m1(float magnitude) {
 /// The values of a block as the numbers that GEMMs multiply, e2m1 * e4m3. `reciprocal` is 1 / global_scale.
 class BlockQuantizer {
 public:
-    __device__ BlockQuantizer(std::uint32_t largest, float global_scale, float reciprocal)
-        : BlockQuantizer(block_scale_of(largest, global_scale, reciprocal), global_scale) {}
+    /// Of a block whose largest magnitude has these bits.
+    __device__ static BlockQuantizer of_any(std::uint32_t largest, float global_scale, float reciprocal) {
+        const float scale = block_scale_of(largest, global_scale, reciprocal);
+        const float divisor = scale * global_scale;
+        return {scale, divisor, 1.0F / divisor};
+    }
 
     /// Without branches. Holds where is_usual() says so afterwards.
     __device__ static BlockQuantizer of_usual(std::uint32_t largest, float global_scale, float reciprocal) {
@@ -105,8 +109,6 @@ public:
     }
 
 private:
-    __device__ BlockQuantizer(float scale, float global_scale)
-        : BlockQuantizer(scale, scale * global_scale, 1.0F / (scale * global_scale)) {}
     __device__ BlockQuantizer(float scale, float divisor, float reciprocal)
         : scale_(scale), divisor_(divisor), reciprocal_(reciprocal) {}
 

@@ -5,6 +5,8 @@
 
 namespace moe4::cuda::ptx {
 
+inline constexpr int kMbarrierBytes = 8;
+
 __device__ inline std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }

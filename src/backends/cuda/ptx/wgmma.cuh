@@ -38,9 +38,9 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     return n <= 96 ? (n - 1) / 16 : 6 + (n - 97) / 8;
 }
 
-// wgmma_group_{bf16,f16}(d, a, step0, n): d[m] += a[step][m] * tokens(step), for tokens 0..n-1, rounded up to
-// the next leaf's; one group. step0 is the descriptor of the first step. Operands: the sums, A, step0, the
-// leaf's number.
+// wgmma_group_{bf16,f16}(d, a, step0, leaf): d[m] += a[step][m] * tokens(step), for as many tokens as the
+// branch has that wgmma_leaf names; one group. step0 is the lower half of the first step's descriptor.
+// Operands: the sums, A, step0, leaf.
 // clang-format off
 
 #define MOE4_D0_8 "%0,%1,%2,%3"
@@ -89,15 +89,15 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" d "}, {" a "}, " b ", always, 1, 1, 0;\n"
 #define MOE4_LEAF_2_160(type, n)                                                                            \
     "wgmma.fence.sync.aligned;\n"                                                                           \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "step0")                                         \
-    MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "step0")                                         \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "step1")                                         \
-    MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "step1")                                         \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%160,%161,%162,%163", "step0")                                        \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%164,%165,%166,%167", "step0")                                        \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%168,%169,%170,%171", "step1")                                        \
+    MOE4_WGMMA(type, n, MOE4_D1_##n, "%172,%173,%174,%175", "step1")                                        \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
 #define MOE4_LEAF_1_96(type, n)                                                                             \
     "wgmma.fence.sync.aligned;\n"                                                                           \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "step0")                                              \
-    MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "step1")                                              \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%48,%49,%50,%51", "step0")                                            \
+    MOE4_WGMMA(type, n, MOE4_D0_##n, "%52,%53,%54,%55", "step1")                                            \
     "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
 #define MOE4_LEAF_1_64(type, n)                                                                             \
     "wgmma.fence.sync.aligned;\n"                                                                           \

@@ -8,7 +8,7 @@ namespace moe4::cuda::sm90 {
 
 /// The blocks that no checkpoint's scales and no ordinary tokens give.
 __device__ __noinline__ inline float unusual_value(float x, std::uint32_t largest, float global_scale) {
-    return BlockQuantizer(largest, global_scale, 1.0F / global_scale).value(x);
+    return BlockQuantizer::of_any(largest, global_scale, 1.0F / global_scale).value(x);
 }
 
 /// h of two tokens (columns 2t and 2t + 1) and 16 indices of one block -> quantised in place.

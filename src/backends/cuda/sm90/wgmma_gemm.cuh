@@ -76,15 +76,16 @@ struct WgmmaShared {
           exchange(scales + kShape.weight_stages * kShape.scale_bytes()),
           plans(exchange + kShape.num_exchanges() * kShape.exchange_bytes()),
           barriers(plans + kPlanSlots * kShape.plan_bytes()) {}
+    __device__ std::uint32_t barrier(int i) const { return barriers + ptx::kMbarrierBytes * i; }
     __device__ TilePlan plan(int slot) const { return {plans + slot * kShape.plan_bytes()}; }
-    __device__ std::uint32_t weights_full(int stage) const { return barriers + 8 * stage; }
-    __device__ std::uint32_t weights_empty(int stage) const { return barriers + 64 + 8 * stage; }
-    __device__ std::uint32_t tokens_full(int stage) const { return barriers + 128 + 8 * stage; }
-    __device__ std::uint32_t tokens_empty(int stage) const { return barriers + 192 + 8 * stage; }
-    __device__ std::uint32_t posted(int slot) const { return barriers + 256 + 8 * slot; }
-    __device__ std::uint32_t planned(int slot) const { return barriers + 272 + 8 * slot; }
-    __device__ std::uint32_t done(int slot) const { return barriers + 288 + 8 * slot; }
-    __device__ std::uint32_t free(int slot) const { return barriers + 304 + 8 * slot; }
+    __device__ std::uint32_t weights_full(int stage) const { return barrier(stage); }
+    __device__ std::uint32_t weights_empty(int stage) const { return barrier(8 + stage); }
+    __device__ std::uint32_t tokens_full(int stage) const { return barrier(16 + stage); }
+    __device__ std::uint32_t tokens_empty(int stage) const { return barrier(24 + stage); }
+    __device__ std::uint32_t posted(int slot) const { return barrier(32 + slot); }
+    __device__ std::uint32_t planned(int slot) const { return barrier(34 + slot); }
+    __device__ std::uint32_t done(int slot) const { return barrier(36 + slot); }
+    __device__ std::uint32_t free(int slot) const { return barrier(38 + slot); }
     static_assert(kShape.weight_stages <= 8 && kShape.token_stages <= 8 && kPlanSlots == 2);
     static_assert(kShape.token_stages * kShape.token_k % kChunk == 0);
 
@@ -340,21 +341,23 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
                 if (chunk + 1 < num_chunks) load_first_words();
             }
             ptx::wgmma_wait<1>();
-            if (word % kTokenWords == kGroupWords && stage > 0) release_tokens(empty + (stage - 1) * 8);
+            if (word % kTokenWords == kGroupWords && stage > 0)
+                release_tokens(empty + (stage - 1) * ptx::kMbarrierBytes);
             if (word == kGroupWords && chunk > 0) release_tokens(last_empty);
             typename Tile::Fragments& now = a[word / kGroupWords % 2];
 #pragma unroll
             for (int i = 0; i < kGroupWords; ++i)
                 decode_words<Tile, Words::kAhead>(now + 2 * i, weights.words[(word + i) / Words::kAhead % 2],
                                                   scales, (word + i) % Words::kAhead);
-            if (word % kTokenWords == 0) ptx::mbarrier_wait(full + stage * 8, at.tokens.parity);
+            if (word % kTokenWords == 0)
+                ptx::mbarrier_wait(full + stage * ptx::kMbarrierBytes, at.tokens.parity);
             const std::uint32_t step0 = tokens + word / 2 * (kShape.slab_bytes() / 16) + word % 2 * 4;
             if constexpr (Format::kF16)
                 ptx::wgmma_group_f16(sums, now, step0, leaf);
             else
                 ptx::wgmma_group_bf16(sums, now, step0, leaf);
         }
-        last_empty = empty + (kStagesOfChunk - 1) * 8;
+        last_empty = empty + (kStagesOfChunk - 1) * ptx::kMbarrierBytes;
         at.tokens.advance(kShape.token_stages, kStagesOfChunk);
     }
     ptx::wgmma_wait<0>();

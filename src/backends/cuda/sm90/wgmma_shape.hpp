@@ -52,20 +52,56 @@ struct WgmmaShape {
 
 /// Ordered by how many rows an expert they are good for; choose_wgmma says which runs when.
 inline constexpr WgmmaShape kWgmmaShapes[] = {
-    {4, 2, 32, 2, 4, 256, 1, 104},
-    {4, 1, 64, 3, 6, 128, 2, 104},
-    {4, 1, 96, 3, 8, 64, 1, 104},
-    {2, 2, 160, 3, 4, 64, 1, 232},
+    {.warpgroups = 4,
+     .m_tiles = 2,
+     .tile_tokens = 32,
+     .weight_stages = 2,
+     .token_stages = 4,
+     .token_k = 256,
+     .group_words = 1,
+     .consumer_registers = 104},
+    {.warpgroups = 4,
+     .m_tiles = 1,
+     .tile_tokens = 64,
+     .weight_stages = 3,
+     .token_stages = 6,
+     .token_k = 128,
+     .group_words = 2,
+     .consumer_registers = 104},
+    {.warpgroups = 4,
+     .m_tiles = 1,
+     .tile_tokens = 96,
+     .weight_stages = 3,
+     .token_stages = 8,
+     .token_k = 64,
+     .group_words = 1,
+     .consumer_registers = 104},
+    {.warpgroups = 2,
+     .m_tiles = 2,
+     .tile_tokens = 160,
+     .weight_stages = 3,
+     .token_stages = 4,
+     .token_k = 64,
+     .group_words = 1,
+     .consumer_registers = 232},
 };
 inline constexpr int kNumWgmmaShapes = 4;
 static_assert(sizeof(kWgmmaShapes) / sizeof(WgmmaShape) == kNumWgmmaShapes);
 static_assert(std::all_of(std::begin(kWgmmaShapes), std::end(kWgmmaShapes),
                           [](const WgmmaShape& shape) { return shape.shared_bytes() <= 227 * 1024; }));
+static_assert(std::all_of(std::begin(kWgmmaShapes), std::end(kWgmmaShapes),
+                          [](const WgmmaShape& shape) {
+                              return shape.tile_tokens % kTokenBoxStep == 0 &&
+                                     shape.tile_tokens <= kTokenBoxes * kTokenBoxStep;
+                          }),
+              "every segment has its box in TokenMaps");
 
-/// So many tiles that those of the shape for the fewest rows, 256 indices each, are two for every one of an
-/// H200's 132 multiprocessors.
+/// Two for every multiprocessor of an H200: with 144, twelve have two and the others wait, and mma wins.
+inline constexpr std::int64_t kTilesThatFill = 2 * 132;
+
+/// Whether gate_up has so many tiles of the shape for the fewest rows, 256 indices each.
 constexpr bool fills_512_rows(std::int64_t experts, std::int64_t intermediate_size) {
-    return experts * round_up(intermediate_size, 256) / 256 >= 264;
+    return experts * round_up(intermediate_size, 256) / 256 >= kTilesThatFill;
 }
 
 /// Permuted rows grouped by expert, in boxes 64 columns wide of kTokenBoxStep rows, of twice as many, and so

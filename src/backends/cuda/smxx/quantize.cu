@@ -59,7 +59,7 @@ __device__ std::uint8_t encode_block(const std::uint16_t* from, float global_sca
         x[i] = __uint_as_float(std::uint32_t{from[i]} << 16);
         largest = max(largest, magnitude_bits(x[i]));
     }
-    const BlockQuantizer quantizer(largest, global_scale, 1.0F / global_scale);
+    const BlockQuantizer quantizer = BlockQuantizer::of_any(largest, global_scale, 1.0F / global_scale);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         codes[i] = static_cast<std::uint8_t>(quantizer.code(x[2 * i]) | quantizer.code(x[2 * i + 1]) << 4);
