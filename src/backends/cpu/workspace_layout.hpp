@@ -105,6 +105,41 @@ inline std::size_t panels_bound(std::span<const Kernel* const> kernels, std::int
     return static_cast<std::size_t>(rows) * row + static_cast<std::size_t>(blocks) * padding;
 }
 
+/// The most that any of a layer's kernels needs.
+struct KernelNeeds {
+    std::size_t encoded_row_bytes = 0, encoded_h_row_bytes = 0;
+    std::size_t scratch_bytes = 0;
+    bool stores_h_rows = false;
+    std::int64_t band_unit = 32;
+
+    KernelNeeds(std::span<const Kernel* const> kernels, const Problem& problem, std::int64_t block_rows) {
+        const std::int64_t hidden = problem.config.hidden_size;
+        const std::int64_t intermediate = problem.config.intermediate_size;
+        for (const Kernel* kernel : kernels) {
+            encoded_row_bytes = std::max(encoded_row_bytes, cpu::encoded_row_bytes(*kernel, hidden));
+            encoded_h_row_bytes =
+                std::max(encoded_h_row_bytes, cpu::encoded_row_bytes(*kernel, intermediate));
+            scratch_bytes = std::max(scratch_bytes, kernel->scratch_bytes(block_rows, hidden, intermediate));
+            stores_h_rows = stores_h_rows || cpu::stores_h_rows(*kernel, problem);
+            band_unit = std::lcm(band_unit, std::int64_t{kernel->down_tile});
+        }
+    }
+};
+
+/// Places one thing behind the other, each at a multiple of 64.
+class Reserve {
+public:
+    explicit Reserve(std::size_t& end) : end_(end) {}
+    std::size_t operator()(std::size_t bytes) const {
+        const std::size_t offset = end_;
+        end_ = round_up(offset + bytes, 64);
+        return offset;
+    }
+
+private:
+    std::size_t& end_;
+};
+
 inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::int64_t num_held,
                                         std::span<const Kernel* const> kernels, int num_workers) {
     const std::int64_t hidden = problem.config.hidden_size;
@@ -113,29 +148,21 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     const std::int64_t block_rows = std::min(rows, max_block_rows(hidden));
     const std::int64_t blocks = rows / max_block_rows(hidden) + std::min(num_held, rows);
     const auto num_rows = static_cast<std::size_t>(rows);
+    const KernelNeeds needs(kernels, problem, block_rows);
 
     WorkspaceLayout layout{};
     layout.max_pieces = max_pieces(num_workers, blocks);
-    layout.band_unit = 32;
-    std::size_t encoded_h_bytes = 0;
-    std::size_t scratch_bytes = 0;
-    bool any_h_rows = false;
-    for (const Kernel* kernel : kernels) {
-        layout.encoded_row_bytes = std::max(layout.encoded_row_bytes, encoded_row_bytes(*kernel, hidden));
-        encoded_h_bytes = std::max(encoded_h_bytes, encoded_row_bytes(*kernel, intermediate));
-        any_h_rows = any_h_rows || stores_h_rows(*kernel, problem);
-        layout.band_unit = std::lcm(layout.band_unit, std::int64_t{kernel->down_tile});
-        scratch_bytes = std::max(scratch_bytes, kernel->scratch_bytes(block_rows, hidden, intermediate));
-    }
+    layout.band_unit = needs.band_unit;
+    layout.encoded_row_bytes = needs.encoded_row_bytes;
 
-    const auto reserve_in = [](std::size_t& end) {
-        return [&end](std::size_t bytes) {
-            const std::size_t offset = end;
-            end = round_up(offset + bytes, 64);
-            return offset;
-        };
-    };
-    const auto reserve = reserve_in(layout.bytes);
+    const Reserve reserve_for_worker(layout.worker_bytes);
+    layout.worker_panel =
+        reserve_for_worker(std::max(panels_bound(kernels, block_rows, 1, hidden),
+                                    static_cast<std::size_t>(block_rows) * needs.encoded_h_row_bytes));
+    layout.worker_scales = reserve_for_worker(2 * kMaxBlockRows * sizeof(float));
+    layout.worker_scratch = reserve_for_worker(needs.scratch_bytes);
+
+    const Reserve reserve(layout.bytes);
     layout.row_begin = reserve(static_cast<std::size_t>(num_held + 1) * 4);
     layout.row_token = reserve(num_rows * 4);
     layout.slot_row = reserve(num_rows * 4);
@@ -144,26 +171,18 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     layout.blocks = reserve(static_cast<std::size_t>(blocks) * sizeof(RowBlock));
     layout.pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
     layout.encoded =
-        reserve(layout.encoded_row_bytes *
+        reserve(needs.encoded_row_bytes *
                 (encodes_by_expert(problem) ? num_rows
                                             : kernels.size() * static_cast<std::size_t>(problem.max_tokens)));
     layout.h_panels = reserve(panels_bound(kernels, rows, blocks, intermediate));
-    layout.h_rows = reserve(any_h_rows ? num_rows * static_cast<std::size_t>(intermediate) * 2 : 0);
+    layout.h_rows = reserve(needs.stores_h_rows ? num_rows * static_cast<std::size_t>(intermediate) * 2 : 0);
 
     // Within the last cache of a server; a band has at least one tile.
     constexpr std::size_t kMostBytes = 64U << 20;
-    const std::size_t columns =
-        round_up(static_cast<std::size_t>(hidden), static_cast<std::size_t>(layout.band_unit));
-    layout.y_bytes = std::max(num_rows * 4 * static_cast<std::size_t>(layout.band_unit),
-                              std::min(num_rows * 4 * columns, kMostBytes));
+    const auto unit = static_cast<std::size_t>(layout.band_unit);
+    const std::size_t columns = round_up(static_cast<std::size_t>(hidden), unit);
+    layout.y_bytes = std::max(num_rows * 4 * unit, std::min(num_rows * 4 * columns, kMostBytes));
     layout.y = reserve(layout.y_bytes);
-
-    const auto reserve_for_worker = reserve_in(layout.worker_bytes);
-    layout.worker_panel =
-        reserve_for_worker(std::max(panels_bound(kernels, block_rows, 1, hidden),
-                                    static_cast<std::size_t>(block_rows) * encoded_h_bytes));
-    layout.worker_scales = reserve_for_worker(2 * kMaxBlockRows * sizeof(float));
-    layout.worker_scratch = reserve_for_worker(scratch_bytes);
     layout.workers = reserve(static_cast<std::size_t>(num_workers) * layout.worker_bytes);
     return layout;
 }
