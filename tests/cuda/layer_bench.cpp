@@ -83,12 +83,13 @@ void fill_weights(PreparedLayer& layer, std::mt19937& random) {
 
 class Bench {
 public:
-    Bench(const Problem& problem, int copies) : problem_(problem) {
+    Bench(const Problem& problem, int copies)
+        : problem_(problem),
+          min_rows_(wgmma_min_rows(choose_kernels(problem, problem.config.num_experts, ""))) {
         check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
-        const Plan plan = choose_kernels(problem, problem.config.num_experts, "");
         for (int i = 0; i < copies; ++i) {
-            layers_.push_back(allocate_layer(problem, wgmma_min_rows(plan), 0));
+            layers_.push_back(allocate_layer(problem, min_rows_, 0));
             fill_weights(layers_.back(), random);
         }
         output_ = DeviceBuffer(static_cast<std::size_t>(problem.max_tokens * problem.config.hidden_size) * 2,
@@ -103,10 +104,14 @@ public:
         for (int i = 0; i < kRoutings; ++i) routings_.push_back(random_routing(problem_, tokens, random));
     }
 
-    GemmChoice chosen() const { return choose_gemms(layers_.front(), tokens_); }
+    GemmChoice chosen() {
+        set_min_rows(min_rows_);
+        return choose_gemms(layers_.front(), tokens_);
+    }
 
     /// Median of the graph's replays, us a layer.
     double time(const GemmChoice& choice, int replays) {
+        set_min_rows(choice.uses_wgmma ? 0 : min_rows_);
         const int num_layers = tokens_ <= 16 ? 32 : tokens_ <= 1024 ? 16 : 4;
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
@@ -156,7 +161,13 @@ public:
     }
 
 private:
+    /// Where wgmma is forced the workspace has to hold rows grouped for it.
+    void set_min_rows(std::int64_t min_rows) {
+        for (PreparedLayer& layer : layers_) layer.wgmma_min_rows = min_rows;
+    }
+
     Problem problem_;
+    std::int64_t min_rows_;  // from there on wgmma is chosen
     cudaStream_t stream_ = nullptr;
     std::vector<PreparedLayer> layers_;
     DeviceBuffer output_, workspace_;
