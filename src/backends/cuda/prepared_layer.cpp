@@ -35,8 +35,8 @@ void parallel_for(int count, void (*body)(void*, int), void* context) {
 }
 
 void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, UploadPool& uploads) {
-    const std::int64_t I = layer.problem.config.intermediate_size;
-    const std::int64_t H = layer.problem.config.hidden_size;
+    const std::int64_t intermediate = layer.problem.config.intermediate_size;
+    const std::int64_t hidden = layer.problem.config.hidden_size;
     const WeightLayoutBytes at = weight_layout(layer.problem.config, layer.num_held());
     std::uint8_t* const base = layer.weights.data();
     const auto copy = [&](Uploader& uploader, const Nvfp4View& view, std::uint8_t* codes,
@@ -50,13 +50,14 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, Uploa
         const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];
         const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
         for (int half = 0; half < 2; ++half) {
-            const std::int64_t row = (std::int64_t{2} * i + half) * I;
+            const std::int64_t row = (std::int64_t{2} * i + half) * intermediate;
             copy(uploader, *gate_up[half], base + at.gate_up_codes + row * at.gate_up_code_pitch,
                  at.gate_up_code_pitch, base + at.gate_up_scales + row * at.gate_up_scale_pitch,
                  at.gate_up_scale_pitch);
         }
-        copy(uploader, expert.down.weight, base + at.down_codes + i * H * at.down_code_pitch,
-             at.down_code_pitch, base + at.down_scales + i * H * at.down_scale_pitch, at.down_scale_pitch);
+        copy(uploader, expert.down.weight, base + at.down_codes + i * hidden * at.down_code_pitch,
+             at.down_code_pitch, base + at.down_scales + i * hidden * at.down_scale_pitch,
+             at.down_scale_pitch);
     });
 }
 

@@ -38,9 +38,9 @@ struct W4a4 {
     /// Byte i looks up its low 4 bits; the 2 bits above them, of the neighbouring nibble, choose among
     /// copies.
     static __m512i lookup(__m512i nibbles) {
-        constexpr char b = kBias;
-        const __m128i table = _mm_setr_epi8(b, b + 1, b + 2, b + 3, b + 4, b + 6, b + 8, b + 12,  //
-                                            b, b - 1, b - 2, b - 3, b - 4, b - 6, b - 8, b - 12);
+        constexpr char kB = kBias;
+        const __m128i table = _mm_setr_epi8(kB, kB + 1, kB + 2, kB + 3, kB + 4, kB + 6, kB + 8, kB + 12,  //
+                                            kB, kB - 1, kB - 2, kB - 3, kB - 4, kB - 6, kB - 8, kB - 12);
         return _mm512_permutexvar_epi8(nibbles, _mm512_broadcast_i32x4(table));
     }
 

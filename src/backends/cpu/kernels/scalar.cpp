@@ -26,9 +26,9 @@ constexpr std::int64_t kChunkBlocks = 16;  // blocks of K decoded together, so t
 using Accumulator = float[kStrip];
 
 struct DecodeTables {
-    float e2m1[256][2];  // of a packed byte, the even column first
-    float e4m3[256];
-    constexpr DecodeTables() : e2m1{}, e4m3{} {
+    float e2m1[256][2]{};  // of a packed byte, the even column first
+    float e4m3[256]{};
+    constexpr DecodeTables() {
         for (int i = 0; i < 256; ++i) {
             const auto byte = static_cast<std::uint8_t>(i);
             e2m1[i][0] = format::e2m1_decode(byte & 15U);

@@ -97,7 +97,7 @@ static_assert(std::all_of(std::begin(kWgmmaShapes), std::end(kWgmmaShapes),
               "every segment has its box in TokenMaps");
 
 /// Two for every multiprocessor of an H200: with 144, twelve have two and the others wait, and mma wins.
-inline constexpr std::int64_t kTilesThatFill = 2 * 132;
+inline constexpr std::int64_t kTilesThatFill = std::int64_t{2} * 132;
 
 /// Whether gate_up has so many tiles of the shape for the fewest rows, 256 indices each.
 constexpr bool fills_512_rows(std::int64_t experts, std::int64_t intermediate_size) {
