@@ -1,4 +1,4 @@
-// What it costs to hand tasks to the pool and to wait for them: a layer does so five times.
+// What it costs to hand tasks to the pool and to wait for them: a layer does so three times or more.
 #include <benchmark/benchmark.h>
 
 #include <atomic>

@@ -190,7 +190,7 @@ TEST_P(CpuLayerBits, AreThoseOfASmallerBatchThanPlanned) {
     EXPECT_EQ(count_differences(run_layer<float>(*layer, input_), expected_), 0U);
 }
 
-/// The experts of one process and those of another add up to the layer (here: one token, one slot each).
+/// The experts of one process and those of another add up to the layer, but for the order of the slots.
 TEST_P(CpuLayerBits, ExpertRangesShareTheSlots) {
     Problem first = problem_;
     first.experts = {0, 2};
