@@ -3,8 +3,6 @@
 // threads: `of_dram` is packed bytes a second over DRAM read, `of_peak` operations a second over the peak.
 #include <benchmark/benchmark.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -27,8 +25,7 @@ constexpr std::size_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
 
 /// Four times the last-level cache, so that weights come from DRAM.
 std::size_t working_set() {
-    const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return std::max<std::size_t>(4 * static_cast<std::size_t>(std::max(0L, cache)), std::size_t{128} << 20);
+    return std::max<std::size_t>(4 * memory_sizes().last_level_cache, std::size_t{128} << 20);
 }
 
 struct Free {
