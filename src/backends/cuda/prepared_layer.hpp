@@ -1,5 +1,5 @@
 #pragma once
-// A layer on a GPU: the checkpoint's bytes, row by row at a pitch of 16 bytes, and the scales of its experts.
+// A layer on a GPU: the checkpoint's bytes, rows padded to multiples of 16 bytes, and its experts' scales.
 #include <optional>
 
 #include "backends/cuda/grouped_gemm.hpp"
