@@ -26,7 +26,7 @@ enum class ActivationScale : std::uint8_t {
 enum class WeightLayout : std::uint8_t {
     automatic,  // packed where a kernel has a layout of its own
     packed,     // rearranged once by prepare(), same size
-    in_place,   // the checkpoint's bytes, borrowed: MoeWeights::owner must outlive the layer
+    in_place,   // the checkpoint's bytes: on the CPU borrowed, with MoeWeights::owner; on a GPU a copy
 };
 
 /// The experts this process holds: [first, first + count). Ids outside contribute exactly 0.
@@ -71,7 +71,7 @@ struct Plan {
     std::vector<Choice> choices;                   // ascending; the last one serves all larger counts
     std::vector<Rejection> rejections;             // best first
     std::size_t workspace_bytes = 0;
-    std::size_t weight_bytes = 0;  // owned by the prepared layer; 0 when it reads the checkpoint in place
+    std::size_t weight_bytes = 0;  // owned by the prepared layer; 0 when it borrows the checkpoint's
     std::string explain() const;   // a few lines for people
 };
 
