@@ -1,6 +1,5 @@
 // Times whole layers on the GPU: a graph of many layers, weights from HBM, routing of its own for each layer.
-//     moe4_cuda_bench [--limits] [--sweep] [--w4a4] SHAPE TOKENS...      SHAPE:
-//     hidden,intermediate,experts,top_k
+//     moe4_cuda_bench [--limits] [--sweep] [--w4a4] HIDDEN,INTERMEDIATE,EXPERTS,TOP_K TOKENS...
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -130,18 +129,16 @@ public:
         }
         check(cudaStreamEndCapture(stream_, &graph), "capture");
         check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-        cudaEvent_t begin = nullptr;
-        cudaEvent_t end = nullptr;
-        check(cudaEventCreate(&begin), "event");
-        check(cudaEventCreate(&end), "event");
+        const EventHandle begin = make_event(cudaEventDefault);
+        const EventHandle end = make_event(cudaEventDefault);
         std::vector<float> times;
         for (int i = 0; i < replays + 2; ++i) {
-            check(cudaEventRecord(begin, stream_), "event");
+            check(cudaEventRecord(begin.get(), stream_), "event");
             check(cudaGraphLaunch(executable, stream_), "graph");
-            check(cudaEventRecord(end, stream_), "event");
-            check(cudaEventSynchronize(end), "running");
+            check(cudaEventRecord(end.get(), stream_), "event");
+            check(cudaEventSynchronize(end.get()), "running");
             float ms = 0;
-            check(cudaEventElapsedTime(&ms, begin, end), "event");
+            check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "event");
             if (i >= 2) times.push_back(ms);
         }
         cudaGraphExecDestroy(executable);
@@ -186,9 +183,10 @@ void run(int argc, char** argv) {
         if (std::strcmp(argv[at], "--w4a4") == 0) problem.precision = Precision::w4a4;
     }
     long sizes[4] = {};
-    if (at >= argc || std::sscanf(argv[at], "%ld,%ld,%ld,%ld", sizes, sizes + 1, sizes + 2, sizes + 3) != 4) {
+    if (at + 1 >= argc ||
+        std::sscanf(argv[at], "%ld,%ld,%ld,%ld", sizes, sizes + 1, sizes + 2, sizes + 3) != 4) {
         std::fprintf(stderr,
-                     "usage: moe4_cuda_bench [--limits] [--sweep] [--w4a4] hidden,intermediate,experts,top_k "
+                     "usage: moe4_cuda_bench [--limits] [--sweep] [--w4a4] HIDDEN,INTERMEDIATE,EXPERTS,TOP_K "
                      "TOKENS...\n");
         std::exit(2);
     }

@@ -13,18 +13,14 @@ namespace {
 /// Runs work() between two events; seconds.
 template <class Work>
 double time(const Work& work) {
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end = nullptr;
-    check(cudaEventCreate(&begin), "creating an event");
-    check(cudaEventCreate(&end), "creating an event");
-    check(cudaEventRecord(begin, nullptr), "recording an event");
+    const EventHandle begin = make_event(cudaEventDefault);
+    const EventHandle end = make_event(cudaEventDefault);
+    check(cudaEventRecord(begin.get(), nullptr), "recording an event");
     work();
-    check(cudaEventRecord(end, nullptr), "recording an event");
-    check(cudaEventSynchronize(end), "waiting for the device");
+    check(cudaEventRecord(end.get(), nullptr), "recording an event");
+    check(cudaEventSynchronize(end.get()), "waiting for the device");
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "reading an event");
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
+    check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading an event");
     return static_cast<double>(milliseconds) * 1e-3;
 }
 
