@@ -53,6 +53,7 @@ void check_known(const KernelRequest& request) {
 Plan choose_kernels(const Problem& problem, int num_held, const std::string& kernel) {
     Plan plan;
     std::int64_t up_to = std::numeric_limits<std::int64_t>::max();
+    const bool has_few_tiles = !sm90::fills_512_rows(num_held, problem.config.intermediate_size);
     const auto reason_against = [&](const Kernel& each) -> std::string {
         if (!kernel.empty() && each.name != kernel) return "another kernel was asked for";
         if (each.precision != problem.precision) return "computes another precision";
@@ -71,8 +72,7 @@ Plan choose_kernels(const Problem& problem, int num_held, const std::string& ker
             continue;
         }
         plan.choices.insert(plan.choices.begin(), {.up_to_tokens_per_expert = up_to, .kernel = each.name});
-        const bool has_few = !sm90::fills_512_rows(num_held, problem.config.intermediate_size);
-        up_to = (has_few ? each.min_rows_of_few_tiles : each.min_rows) - 1;
+        up_to = (has_few_tiles ? each.min_rows_of_few_tiles : each.min_rows) - 1;
     }
     if (!plan.choices.empty()) return plan;
     std::string reasons;

@@ -15,7 +15,7 @@ namespace moe4::cuda {
 struct Kernel {
     std::string_view name;
     Precision precision;
-    std::int64_t min_rows;  // per expert on average; the next kernel of the list is faster below
+    std::int64_t min_rows;  // per expert on average; the next kernel of its precision is faster below
     // The same where experts and intermediate_size make too few tiles of weights.
     std::int64_t min_rows_of_few_tiles = 0;
     bool is_batch_invariant;  // it sums a row in the same order however many rows there are
