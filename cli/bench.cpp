@@ -12,7 +12,6 @@
 #include "bench_report.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
-#include "moe4/error.hpp"
 #include "output.hpp"
 #include "progress.hpp"
 
@@ -43,11 +42,10 @@ public:
     Bench(const Backend& backend, const BenchShape& shape, Precision precision, const BenchOptions& options,
           std::int64_t most_tokens, std::int64_t fewest_tokens)
         : backend_(backend), shape_(shape), random_(options.seed) {
-        Problem problem{
-            .precision = precision, .max_tokens = most_tokens, .batch_invariant = options.batch_invariant};
-        problem.layout = options.layout == "packed"     ? WeightLayout::packed
-                         : options.layout == "in-place" ? WeightLayout::in_place
-                                                        : WeightLayout::automatic;
+        Problem problem{.precision = precision,
+                        .max_tokens = most_tokens,
+                        .layout = weight_layout(options.layout),
+                        .batch_invariant = options.batch_invariant};
         problem.config.hidden_size = shape.hidden_size;
         problem.config.intermediate_size = shape.intermediate_size;
         problem.config.num_experts = shape.num_experts;
@@ -55,7 +53,7 @@ public:
         const Plan plan = backend.plan(problem);
         const bool has_own_copy = plan.weight_bytes > 0;
         const int wanted = copies_wanted(fewest_tokens);
-        const int affordable = copies_affordable(std::max(1, wanted));
+        const int affordable = copies_affordable(wanted);
         for (int i = 0; i < affordable; ++i) {
             layers_.push_back(backend.prepare(plan, random_weights(shape, has_own_copy, random_)));
         }

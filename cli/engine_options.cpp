@@ -103,10 +103,10 @@ std::unique_ptr<Backend> open_backend(const EngineOptions& options) {
         {.threads = options.threads, .parallel_for = {}, .device = options.device, .kernel = {}});
 }
 
-WeightLayout weight_layout(const EngineOptions& options) {
-    return options.layout == "packed"     ? WeightLayout::packed
-           : options.layout == "in-place" ? WeightLayout::in_place
-                                          : WeightLayout::automatic;
+WeightLayout weight_layout(std::string_view layout) {
+    return layout == "packed"     ? WeightLayout::packed
+           : layout == "in-place" ? WeightLayout::in_place
+                                  : WeightLayout::automatic;
 }
 
 void add_experts_option(CLI::App& command, std::string& experts) {

@@ -37,7 +37,7 @@ struct Mode {
 /// Throws invalid_argument for an activation scale with w4a16.
 Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int layer);
 std::unique_ptr<Backend> open_backend(const EngineOptions& options);
-WeightLayout weight_layout(const EngineOptions& options);
+WeightLayout weight_layout(std::string_view layout);  // "auto", "packed" or "in-place"
 
 /// --experts FIRST:COUNT
 void add_experts_option(CLI::App& command, std::string& experts);

@@ -157,7 +157,7 @@ private:
                               .max_tokens = tokens.count,
                               .top_k = tokens.top_k,
                               .experts = {},
-                              .layout = weight_layout(options_.engine),
+                              .layout = weight_layout(options_.engine.layout),
                               .batch_invariant = options_.engine.batch_invariant});
     }
 

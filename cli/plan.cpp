@@ -66,7 +66,7 @@ int plan(const Options& options) {
                                      .activation_scale = mode.activation_scale,
                                      .max_tokens = options.num_tokens,
                                      .experts = parse_experts(options.experts),
-                                     .layout = weight_layout(options.engine),
+                                     .layout = weight_layout(options.engine.layout),
                                      .batch_invariant = options.engine.batch_invariant});
     if (mode.precision == Precision::w4a4)
         check_input_scales(checkpoint.moe_layer(options.layer), mode.activation_scale);

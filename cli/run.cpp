@@ -168,7 +168,7 @@ int run(const Options& options) {
                           .max_tokens = input.num_tokens(),
                           .top_k = input.has_routing() ? input.top_k() : 0,
                           .experts = parse_experts(options.experts),
-                          .layout = weight_layout(options.engine),
+                          .layout = weight_layout(options.engine.layout),
                           .batch_invariant = options.engine.batch_invariant};
     const bool is_dynamic =
         mode.precision == Precision::w4a4 && mode.activation_scale == ActivationScale::dynamic;
