@@ -22,6 +22,11 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
 
+std::string describe(const Allowed& allowed, int threads) {
+    return cpu_name() + ", " + isa_names(allowed.machine & allowed.ceiling) + ", " + std::to_string(threads) +
+           (threads == 1 ? " thread" : " threads");
+}
+
 class CpuLayer final : public Layer {
 public:
     CpuLayer(Plan plan, PreparedLayer layer, const MoeWeights& weights)
@@ -81,10 +86,7 @@ public:
 
     std::string_view name() const override { return "cpu"; }
 
-    std::string description() const override {
-        return cpu_name() + ", " + isa_names(allowed_.machine & allowed_.ceiling) + ", " +
-               std::to_string(workers_->count()) + (workers_->count() == 1 ? " thread" : " threads");
-    }
+    std::string description() const override { return describe(allowed_, workers_->count()); }
 
     Plan plan(const Problem& problem) const override {
         moe::check_problem(problem);
@@ -157,8 +159,7 @@ BackendInfo backend_info() {
     Allowed allowed;
     try {
         allowed = read_allowed({});
-        info.description += ", " + isa_names(allowed.machine & allowed.ceiling) + ", " +
-                            std::to_string(usable_threads()) + " threads";
+        info.description = describe(allowed, usable_threads());
     } catch (const Error& error) {
         info.available.reason = error.what();
     }
