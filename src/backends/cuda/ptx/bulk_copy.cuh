@@ -16,6 +16,21 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, std::uint32
         : "memory");
 }
 
+/// From shared to global memory; both addresses and `bytes` are multiples of 16. A thread commits the stores
+/// that it has issued as a group.
+__device__ inline void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ inline void bulk_stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// Until all but `pending` of this thread's groups have been read from shared memory.
+template <int pending>
+__device__ inline void bulk_stores_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
 /// A box of a tensor; what lies outside of the tensor arrives as zeros and counts as bytes all the same.
 __device__ inline void tensor_copy_2d(std::uint32_t to, const CUtensorMap* map, int x, int y,
                                       std::uint32_t barrier) {
@@ -37,6 +52,11 @@ __device__ inline void tensor_copy_4d(std::uint32_t to, const CUtensorMap* map, 
 
 /// What this thread knows to be written is seen by the copies that it issues from here on.
 __device__ inline void order_before_async_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+/// The same where it lies in shared memory, which takes far less time.
+__device__ inline void order_shared_before_async_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 __device__ inline void tensor_copy_5d(std::uint32_t to, const CUtensorMap* map, const int (&at)[5],
                                       std::uint32_t barrier) {

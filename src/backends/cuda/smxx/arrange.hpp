@@ -62,9 +62,10 @@ struct EncodeTask {
 /// One kernel: groups the slots by expert, and encodes one row a token beside it.
 void group_and_encode(const GroupTask&, const EncodeTask&, cudaStream_t);
 
-/// One kernel: groups the slots by expert, and encodes each token to all of its rows. Every block counts all
-/// slots.
+/// One kernel: groups the slots by expert, and encodes each token to all of its rows. Once before: the kernel
+/// may have the shared memory that it needs.
 void group_and_scatter(const GroupTask&, const EncodeTask&, int num_sms, cudaStream_t);
+void load_scatter();
 
 /// Quantises the permuted bf16 rows [num_rows, permuted_size(cols)] in place, row r with A = row_scale[r].
 struct RequantizeTask {

@@ -1,114 +1,128 @@
 #pragma once
 // A counting sort of slots by expert: each warp of a block owns a stretch of slots and counts them by expert,
 // two prefix sums turn the counts into places. No order of atomics shows, so the order of rows is the same in
-// every run. Several blocks share the work by each counting all slots and placing its own.
-#include <cub/block/block_scan.cuh>
+// every run. Blocks that share the work need the counts of all slots: the two blocks of a cluster count one
+// half each, and each block places its own.
+#include <cooperative_groups.h>
 
 #include "backends/cuda/smxx/slots.cuh"
 
 namespace moe4::cuda {
 
-struct ExpertPlace {
-    std::int32_t rows, segments;
-};
-struct SumPlaces {
-    __device__ ExpertPlace operator()(ExpertPlace a, ExpertPlace b) const {
-        return {a.rows + b.rows, a.segments + b.segments};
-    }
+struct SlotRange {
+    std::int32_t first, last;
+    __device__ bool contains(std::int32_t slot) const { return slot >= first && slot < last; }
+    __device__ std::int32_t size() const { return last - first; }
 };
 
-/// Slots of all blocks by expert: [experts held] each.
-struct SlotCounts {
-    std::int32_t* before;  // in front of this block's slots
-    std::int32_t* behind;
+/// Shared memory of a block that groups.
+struct GrouperMemory {
+    struct Places {
+        std::int32_t rows, segments;
+    };
+    std::int32_t counters[kGroupCounters];  // [warps][experts held]
+    // The slots that this block has counted, by expert: of other clusters, and its own.
+    std::int32_t before[kGroupThreads], behind[kGroupThreads], own[kGroupThreads];
+    Places of_warp[kGroupThreads / 32];
 };
 
+/// By all threads of a block of kGroupThreads, and of its cluster: clear(), count(), place(), leave().
 class Grouper {
 public:
-    /// A block of kGroupThreads; places the slots first..last, `counters` and `counts` are shared memory.
-    __device__ Grouper(const GroupTask& task, std::int64_t first, std::int64_t last, std::int32_t* counters,
-                       SlotCounts counts)
+    /// Places the slots `own`; `cluster` are those of the block's cluster, a stretch of which each block
+    /// owns, in order.
+    __device__ Grouper(const GroupTask& task, SlotRange own, SlotRange cluster, GrouperMemory& memory)
         : task_(task),
-          first_(first),
-          last_(last),
-          counters_(counters),
-          counts_(counts),
-          num_warps_(min(min(kGroupThreads / 32, kGroupCounters / task.num_held),
-                         static_cast<int>((last - first + 31) / 32))),
-          warp_(static_cast<int>(threadIdx.x) / 32),
-          lane_(static_cast<int>(threadIdx.x) % 32) {}
+          own_(own),
+          cluster_(cluster),
+          memory_(memory),
+          num_warps_(min(min(kGroupThreads / 32, kGroupCounters / task.num_held), (own.size() + 31) / 32)),
+          thread_(static_cast<int>(threadIdx.x)),
+          warp_(thread_ / 32),
+          lane_(thread_ % 32) {}
 
-    __device__ void run() {
-        for (int i = static_cast<int>(threadIdx.x); i < num_warps_ * task_.num_held; i += kGroupThreads)
-            counters_[i] = 0;
-        for (int i = static_cast<int>(threadIdx.x); i < task_.num_held; i += kGroupThreads)
-            counts_.before[i] = counts_.behind[i] = 0;
-        for (std::int64_t i = threadIdx.x; first_ == 0 && i < task_.num_cleared; i += kGroupThreads)
-            task_.cleared[i] = 0;
+    /// Of shared memory alone.
+    __device__ void clear() {
+        for (int i = thread_; i < num_warps_ * task_.num_held; i += kGroupThreads) memory_.counters[i] = 0;
+        memory_.before[thread_] = memory_.behind[thread_] = memory_.own[thread_] = 0;
         __syncthreads();
+    }
+
+    __device__ void count() {
         count_others();
-        if (warp_ < num_warps_) count();
-        __syncthreads();
+        if (warp_ < num_warps_) count_own();
+        cluster().barrier_arrive();
+    }
+
+    __device__ void place() {
+        cluster().barrier_wait();
         place_experts();
         __syncthreads();
         if (warp_ < num_warps_) place_slots();
     }
 
+    /// Until then the other block may read this one's counts.
+    __device__ void leave() { cluster().sync(); }
+
 private:
-    __device__ std::int32_t expert_before(std::int64_t slot, std::int64_t last) const {
+    __device__ static cooperative_groups::cluster_group cluster() {
+        return cooperative_groups::this_cluster();
+    }
+
+    __device__ std::int32_t expert_before(std::int32_t slot, std::int32_t last) const {
         return slot < last ? held_expert(task_, slot) : -1;
     }
 
     /// visit(slot, its expert or -1, whether it is one) by all lanes for this warp's slots, in order.
     template <class Visit>
     __device__ void for_each_slot(const Visit& visit) {
-        constexpr int kAhead = 8;  // loads in flight
-        const std::int64_t stretch = round_up((last_ - first_ + num_warps_ - 1) / num_warps_, 32);
-        const std::int64_t last = min(last_, first_ + (warp_ + 1) * stretch);
-        for (std::int64_t first = first_ + warp_ * stretch; first < last; first += 32 * kAhead) {
+        constexpr int kAhead = 4;  // loads in flight
+        const auto stretch =
+            static_cast<std::int32_t>(round_up((own_.size() + num_warps_ - 1) / num_warps_, 32));
+        const std::int32_t last = min(own_.last, own_.first + (warp_ + 1) * stretch);
+        for (std::int32_t first = own_.first + warp_ * stretch; first < last; first += 32 * kAhead) {
             std::int32_t experts[kAhead];
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) experts[i] = expert_before(first + i * 32 + lane_, last);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
-                const std::int64_t slot = first + i * 32 + lane_;
+                const std::int32_t slot = first + i * 32 + lane_;
                 if (slot - lane_ < last) visit(slot, experts[i], slot < last);
             }
         }
     }
 
-    /// Blocks begin at different slots: all at once would ask one slice of L2 for the same line.
+    /// This block's share of the slots of other clusters.
     __device__ void count_others() {
         constexpr int kAhead = 8;
-        constexpr std::int64_t kStep = kGroupThreads * kAhead;
-        if (last_ - first_ == task_.num_slots) return;
-        const std::int64_t num_steps = (task_.num_slots + kStep - 1) / kStep;
-        for (std::int64_t i = 0; i < num_steps; ++i) {
-            const std::int64_t step = (i + blockIdx.x) % num_steps;
+        if (cluster_.size() == task_.num_slots) return;
+        const int step = kGroupThreads * static_cast<int>(cluster().num_blocks());
+        std::int32_t slot = kGroupThreads * static_cast<int>(cluster().block_rank()) + thread_;
+        while (slot - thread_ < task_.num_slots) {
             std::int32_t experts[kAhead];
 #pragma unroll
-            for (int j = 0; j < kAhead; ++j)
-                experts[j] = expert_before(step * kStep + j * kGroupThreads + threadIdx.x, task_.num_slots);
+            for (int i = 0; i < kAhead; ++i) experts[i] = expert_before(slot + i * step, task_.num_slots);
 #pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                const std::int64_t slot = step * kStep + j * kGroupThreads + threadIdx.x;
-                if (experts[j] < 0 || (slot >= first_ && slot < last_)) continue;
-                atomicAdd((slot < first_ ? counts_.before : counts_.behind) + experts[j], 1);
+            for (int i = 0; i < kAhead; ++i, slot += step) {
+                if (experts[i] < 0 || cluster_.contains(slot)) continue;
+                atomicAdd((slot < cluster_.first ? memory_.before : memory_.behind) + experts[i], 1);
             }
         }
     }
 
     /// The order of these additions does not show in the sums.
-    __device__ void count() {
-        std::int32_t* counters = counters_ + warp_ * task_.num_held;
-        for_each_slot([&](std::int64_t, std::int32_t expert, bool) {
-            if (expert >= 0) atomicAdd(counters + expert, 1);
+    __device__ void count_own() {
+        std::int32_t* counters = memory_.counters + warp_ * task_.num_held;
+        for_each_slot([&](std::int32_t, std::int32_t expert, bool) {
+            if (expert < 0) return;
+            atomicAdd(counters + expert, 1);
+            atomicAdd(memory_.own + expert, 1);
         });
     }
 
     __device__ void place_slots() {
-        std::int32_t* places = counters_ + warp_ * task_.num_held;
-        for_each_slot([&](std::int64_t slot, std::int32_t expert, bool is_slot) {
+        std::int32_t* places = memory_.counters + warp_ * task_.num_held;
+        for_each_slot([&](std::int32_t slot, std::int32_t expert, bool is_slot) {
             const unsigned same = same_expert(expert, task_.num_held);
             const int rank = __popc(same & ((1U << lane_) - 1U));
             const std::int32_t row = expert >= 0 ? places[expert] + rank : -1;
@@ -119,41 +133,59 @@ private:
         });
     }
 
-    /// Turns the counters into the first place of each (warp, expert), and writes the segments.
+    /// Turns the counters into the first place of each (warp, expert), and writes the segments. A thread an
+    /// expert.
     __device__ void place_experts() {
-        // Not cub's default, whose memory and these counters are more than the 48 KB of a block.
-        using Scan = cub::BlockScan<ExpertPlace, kGroupThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-        __shared__ typename Scan::TempStorage storage;
-        const int expert = static_cast<int>(threadIdx.x);
-        ExpertPlace mine{0, 0};
+        const int expert = thread_;
+        std::int32_t rows = 0;
+        std::int32_t in_front = 0;  // of this block's slots
         if (expert < task_.num_held) {
-            mine.rows = counts_.before[expert] + counts_.behind[expert];
-            for (int w = 0; w < num_warps_; ++w) mine.rows += counters_[w * task_.num_held + expert];
-            mine.segments = (mine.rows + task_.largest_segment - 1) / task_.largest_segment;
+            const unsigned rank = cluster().block_rank();
+            for (unsigned block = 0; block < cluster().num_blocks(); ++block) {
+                const GrouperMemory& its = *cluster().map_shared_rank(&memory_, block);
+                const std::int32_t before = its.before[expert];
+                const std::int32_t own = its.own[expert];
+                in_front += before + (block < rank ? own : 0);
+                rows += before + own + its.behind[expert];
+            }
         }
-        ExpertPlace before{0, 0};
-        ExpertPlace all{0, 0};
-        Scan(storage).ExclusiveScan(mine, before, ExpertPlace{0, 0}, SumPlaces{}, all);
-        if (first_ == 0 && threadIdx.x == 0) {
-            *task_.out.num_rows = all.rows;
-            *task_.out.num_segments = all.segments;
+        const std::int32_t segments = (rows + task_.largest_segment - 1) / task_.largest_segment;
+        std::int32_t up_to_rows = rows;
+        std::int32_t up_to_segments = segments;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const std::int32_t below_rows = __shfl_up_sync(kAllLanes, up_to_rows, step);
+            const std::int32_t below_segments = __shfl_up_sync(kAllLanes, up_to_segments, step);
+            if (lane_ < step) continue;
+            up_to_rows += below_rows;
+            up_to_segments += below_segments;
         }
-        if (expert >= task_.num_held || mine.rows == 0) return;
-        std::int32_t place = before.rows + counts_.before[expert];
+        if (lane_ == 31) memory_.of_warp[warp_] = {up_to_rows, up_to_segments};
+        __syncthreads();
+        const GrouperMemory::Places below = memory_.of_warp[lane_];
+        up_to_rows += __reduce_add_sync(kAllLanes, lane_ < warp_ ? below.rows : 0);
+        up_to_segments += __reduce_add_sync(kAllLanes, lane_ < warp_ ? below.segments : 0);
+        const bool is_first = own_.first == 0;
+        if (is_first && thread_ == kGroupThreads - 1) {
+            *task_.out.num_rows = up_to_rows;
+            *task_.out.num_segments = up_to_segments;
+        }
+        if (rows == 0) return;
+        std::int32_t place = up_to_rows - rows + in_front;
         for (int w = 0; w < num_warps_; ++w) {
-            const std::int32_t count = counters_[w * task_.num_held + expert];
-            counters_[w * task_.num_held + expert] = place;
+            std::int32_t& counter = memory_.counters[w * task_.num_held + expert];
+            const std::int32_t count = counter;
+            counter = place;
             place += count;
         }
-        if (first_ > 0) return;
-        write_segments(task_, before.segments, mine.segments, expert, before.rows, mine.rows);
+        if (is_first)
+            write_segments(task_, up_to_segments - segments, segments, expert, up_to_rows - rows, rows);
     }
 
     const GroupTask& task_;
-    std::int64_t first_, last_;
-    std::int32_t* counters_;  // [num_warps][num_held]
-    SlotCounts counts_;
-    int num_warps_, warp_, lane_;
+    SlotRange own_, cluster_;
+    GrouperMemory& memory_;
+    int num_warps_, thread_, warp_, lane_;
 };
 
 }  // namespace moe4::cuda
