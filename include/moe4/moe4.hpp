@@ -3,6 +3,7 @@
 #include "moe4/backend.hpp"
 #include "moe4/checkpoint.hpp"
 #include "moe4/error.hpp"
+#include "moe4/grouped_tokens.hpp"
 #include "moe4/layertest.hpp"
 #include "moe4/moe.hpp"
 #include "moe4/nvfp4.hpp"

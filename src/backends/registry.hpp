@@ -5,6 +5,7 @@
 #include <string>
 
 #include "moe4/backend.hpp"
+#include "moe4/grouped_tokens.hpp"
 
 namespace moe4 {
 /// The kernel that the options, or else MOE4_KERNEL, ask for.
@@ -23,4 +24,6 @@ std::unique_ptr<Backend> open_backend(const BackendOptions&);
 namespace moe4::cuda {
 BackendInfo backend_info();
 std::unique_ptr<Backend> open_backend(const BackendOptions&);
+/// Checked, of tensors on a GPU.
+void quantize_grouped_tokens(const GroupedTokens&, const BlockScaledRows&, Stream);
 }  // namespace moe4::cuda

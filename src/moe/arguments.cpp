@@ -22,7 +22,8 @@ bool is_aligned(const void* data, std::size_t alignment) {
     return reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
 }
 
-/// Nothing is asked of the memory of a tensor without elements.
+}  // namespace
+
 void check_tensor(const char* name, const TensorView& tensor, DType dtype, const Shape& shape, Device device,
                   std::size_t alignment) {
     if (tensor.dtype != dtype || tensor.shape != shape || tensor.device != device) {
@@ -36,6 +37,8 @@ void check_tensor(const char* name, const TensorView& tensor, DType dtype, const
                ", expected memory aligned to " + std::to_string(alignment) + " bytes");
     }
 }
+
+namespace {
 
 /// [num_tokens, top_k] each.
 void check_routing(const TensorView& ids, const TensorView& weights, const Shape& shape, Device device) {

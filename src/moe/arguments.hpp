@@ -11,10 +11,14 @@ struct Placement {
     std::size_t vector_alignment = 2;
 };
 
+/// Throws invalid_argument naming a tensor whose dtype, shape, device or alignment is another. Nothing is
+/// asked of the memory of a tensor without elements.
+void check_tensor(const char* name, const TensorView&, DType, const Shape&, Device, std::size_t alignment);
+
 /// Throws invalid_argument unless hidden has two dimensions; returns its number of tokens.
 std::int64_t num_tokens_of(const TensorView& hidden);
 
-/// Throws invalid_argument naming the first tensor whose dtype, shape, device or alignment is another.
+/// check_tensor() of each.
 void check_route_arguments(const MoeConfig&, const TensorView& hidden, const TensorView& top_k_ids,
                            const TensorView& top_k_weights, const Placement&);
 

@@ -16,4 +16,8 @@ BackendInfo backend_info() {
 
 std::unique_ptr<Backend> open_backend(const BackendOptions&) { throw Error(ErrorKind::unsupported, kReason); }
 
+void quantize_grouped_tokens(const GroupedTokens&, const BlockScaledRows&, Stream) {
+    throw Error(ErrorKind::unsupported, kReason);
+}
+
 }  // namespace moe4::cuda

@@ -2,6 +2,7 @@
 
 #include <cub/block/block_scan.cuh>
 
+#include "backends/cuda/k_order.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kRowThreads) quantize_and_swizzle_kernel(const
 
 void quantize_and_swizzle(const SwizzleTask& task, cudaStream_t stream) {
     launch(place_experts_kernel, dim3(1), kThreads, 0, stream, task);
-    const std::int64_t rows = most_padded_rows(task.max_rows, task.num_experts);
+    const std::int64_t rows = task.max_padded_rows;
     launch(quantize_and_swizzle_kernel, dim3(static_cast<unsigned>(rows < 4096 ? rows : 4096)), kRowThreads,
            0, stream, task);
 }
