@@ -20,7 +20,7 @@ constexpr std::int64_t kTileRows = 16;                          // of a sum tile
 constexpr std::int64_t kCellCols = 32;                          // 64 bytes of an activation row
 constexpr std::int64_t kMaxStepChunks = 4;                      // decoded at a time
 constexpr std::int64_t kMaxGroups = kMaxBlockRows / kTileRows;  // that share a decoded step
-constexpr std::int64_t kPanelBytes = 768 << 10;                 // of them: within the second cache
+constexpr std::int64_t kPanelBytes = 1024 << 10;                // of them: within the second cache
 constexpr std::int64_t kDecodedBlockBytes = kPackedHalfRows * kBlock * 2;
 constexpr std::int64_t kDecodedBytes = 2 * kDecodedBlockBytes * kPackedChunkBlocks;  // of a chunk
 constexpr std::int64_t kMaxRowCols = 8192;  // of a row that is multiplied without tiles
@@ -142,7 +142,8 @@ private:
 };
 
 /// Tiles of columns [first, last) of a group of rows: tiles 0 and 1 are its sums with the two halves, 2 its
-/// activations, 3 the weights. kDecodes blocks of `next` are decoded with each.
+/// activations, 3 the weights. kDecodes blocks of `next` are decoded with each, while a load is under way:
+/// behind the second product they would hold back the loads that follow it.
 ///
 /// No more tiles than these: the two hyperthreads of a core share what tiles are renamed to, and each tile
 /// that holds something takes one away. With 8 of them loads wait for each other and the tile unit idles half
@@ -157,12 +158,12 @@ void multiply_tiles(const std::uint8_t* cells, std::size_t cell_step, const std:
             cells + static_cast<std::size_t>(i / kTilesPerCell) * cell_step + i % kTilesPerCell * 32;
         const std::uint8_t* w = decoded + i * 2 * kWeightBytes;
         Machine::template load_tile<2>(x, 64);
+        next.template decode<kDecodes - kDecodes / 2>();
         Machine::template load_tile<3>(w, 64);
         Machine::template multiply_add<0, 2, 3>();
-        next.template decode<kDecodes / 2>();
         Machine::template load_tile<3>(w + kWeightBytes, 64);
+        next.template decode<kDecodes / 2>();
         Machine::template multiply_add<1, 2, 3>();
-        next.template decode<kDecodes - kDecodes / 2>();
     }
 }
 
