@@ -352,12 +352,16 @@ private:
 
     void combine(const Band& band) {
         constexpr std::int64_t kTokens = 8;  // of a piece
-        constexpr std::int64_t kCols = 256;
         const std::int64_t num_cols = band.last - band.first;
-        const std::int64_t pieces_per_row = divide_up(num_cols, kCols);
+        const auto num_pieces = [&](std::int64_t cols) {
+            return divide_up(in_.num_tokens, kTokens) * divide_up(num_cols, cols);
+        };
+        // Hardware fetches long rows ahead; but everybody should have a piece.
+        const std::int64_t piece_cols = num_pieces(1024) >= kSharesPerWorker * workers_.count() ? 1024 : 256;
+        const std::int64_t pieces_per_row = divide_up(num_cols, piece_cols);
         const auto combine_piece = [&](int, std::int64_t i) {
             const std::int64_t token = i / pieces_per_row * kTokens;
-            const std::int64_t col = i % pieces_per_row * kCols;
+            const std::int64_t col = i % pieces_per_row * piece_cols;
             const std::int64_t out = token * hidden_size_ + band.first + col;
             layer_.kernels.front()->combine(
                 {.y = at<float>(layout_.y) + col,
@@ -366,12 +370,12 @@ private:
                  .weight = in_.top_k_weights + token * layer_.top_k,
                  .num_tokens = std::min(kTokens, in_.num_tokens - token),
                  .top_k = layer_.top_k,
-                 .cols = std::min(kCols, num_cols - col),
+                 .cols = std::min(piece_cols, num_cols - col),
                  .out_f32 = in_.output_f32 == nullptr ? nullptr : in_.output_f32 + out,
                  .out_bf16 = in_.output_bf16 == nullptr ? nullptr : in_.output_bf16 + out,
                  .out_stride = hidden_size_});
         };
-        workers_.for_each(divide_up(in_.num_tokens, kTokens) * pieces_per_row, combine_piece);
+        workers_.for_each(num_pieces(piece_cols), combine_piece);
     }
 
     /// Of a tile: its decoding, worth about so many rows, and its rows.
