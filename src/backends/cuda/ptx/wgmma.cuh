@@ -29,7 +29,7 @@ __device__ inline void store_matrix_x4_transposed(std::uint32_t address, const s
 }
 
 /// Which of the branches has a multiple of tokens that holds n of them.
-__device__ inline std::uint32_t wgmma_leaf(const float (&)[2][4][4], int n) { return (n - 1) / 16; }
+__device__ inline std::uint32_t wgmma_leaf(const float (&)[2][4][4], int n) { return (n - 1) / 8; }
 __device__ inline std::uint32_t wgmma_leaf(const float (&)[1][8][4], int n) {
     return n <= 32 ? 0 : n <= 40 ? 1 : n <= 48 ? 2 : 3;
 }
@@ -63,8 +63,10 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_D0_144 MOE4_D0_136 "," "%68,%69,%70,%71"
 #define MOE4_D0_152 MOE4_D0_144 "," "%72,%73,%74,%75"
 #define MOE4_D0_160 MOE4_D0_152 "," "%76,%77,%78,%79"
-#define MOE4_E1_16 "%16,%17,%18,%19,%20,%21,%22,%23"
-#define MOE4_E1_32 MOE4_E1_16 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define MOE4_E1_8 "%16,%17,%18,%19"
+#define MOE4_E1_16 MOE4_E1_8 ",%20,%21,%22,%23"
+#define MOE4_E1_24 MOE4_E1_16 ",%24,%25,%26,%27"
+#define MOE4_E1_32 MOE4_E1_24 ",%28,%29,%30,%31"
 #define MOE4_D1_8 "%80,%81,%82,%83"
 #define MOE4_D1_16 MOE4_D1_8 "," "%84,%85,%86,%87"
 #define MOE4_D1_24 MOE4_D1_16 "," "%88,%89,%90,%91"
@@ -146,7 +148,9 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
     MOE4_LEAF_1_64(type, 40) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_1_64(type, 48) MOE4_ELSE(3)               \
     MOE4_LEAF_1_64(type, 64)
 #define MOE4_TREE_2_32(type)                                                                                \
-    MOE4_IF(0, 1) MOE4_LEAF_2_32(type, 16) MOE4_ELSE(1) MOE4_LEAF_2_32(type, 32)
+    MOE4_IF(1, 2) MOE4_IF(0, 1) MOE4_LEAF_2_32(type, 8) MOE4_ELSE(1)                                        \
+    MOE4_LEAF_2_32(type, 16) MOE4_ELSE(2) MOE4_IF(0, 3) MOE4_LEAF_2_32(type, 24) MOE4_ELSE(3)               \
+    MOE4_LEAF_2_32(type, 32)
 #define MOE4_SUM4(m, n) "+f"(d[m][n][0]), "+f"(d[m][n][1]), "+f"(d[m][n][2]), "+f"(d[m][n][3])
 #define MOE4_SUMS4(m) MOE4_SUM4(m, 0), MOE4_SUM4(m, 1), MOE4_SUM4(m, 2), MOE4_SUM4(m, 3)
 #define MOE4_SUMS8(m)                                                                                       \
@@ -160,8 +164,8 @@ __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][20][4], int n) {
 #define MOE4_WGMMA_GROUP(name, type)                                                                        \
     __device__ __forceinline__ void name(float (&d)[2][4][4], const std::uint32_t (&a)[2][2][4],            \
                                          std::uint32_t step0, std::uint32_t leaf) {                         \
-        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0;\nsetp.ne.b32 always, 1, 0;\n"               \
-            MOE4_STEPS2("%48") MOE4_BIT("%49", 0) MOE4_TREE_2_32(type) "DONE:\n}\n"                         \
+        asm volatile("{\n.reg .b32 bit;\n.reg .pred always, b0, b1;\nsetp.ne.b32 always, 1, 0;\n"           \
+            MOE4_STEPS2("%48") MOE4_BIT("%49", 0) MOE4_BIT("%49", 1) MOE4_TREE_2_32(type) "DONE:\n}\n"      \
             : MOE4_SUMS4(0), MOE4_SUMS4(1)                                                                  \
             : MOE4_A4(0, 0), MOE4_A4(0, 1), MOE4_A4(1, 0), MOE4_A4(1, 1), "r"(step0), "r"(leaf)             \
             : "memory");                                                                                    \
@@ -233,7 +237,9 @@ MOE4_WGMMA_GROUP(wgmma_group_f16, "f16")
 #undef MOE4_D1_144
 #undef MOE4_D1_152
 #undef MOE4_D1_160
+#undef MOE4_E1_8
 #undef MOE4_E1_16
+#undef MOE4_E1_24
 #undef MOE4_E1_32
 #undef MOE4_LEAF_1_64
 #undef MOE4_LEAF_2_32
