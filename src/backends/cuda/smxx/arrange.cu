@@ -56,7 +56,7 @@ __device__ void zero_padding(const EncodeTask& task, int part, int num_parts) {
 __device__ Bf16Block load_block(const EncodeTask& task, std::int64_t token, const BlockPlace& place) {
     if (place.first_k() >= task.cols) return {};
     const auto* from = reinterpret_cast<const uint4*>(task.hidden + token * task.cols + place.first_k());
-    return {from[0], from[1]};
+    return {__ldcg(from), __ldcg(from + 1)};
 }
 
 template <bool kQuantizes>

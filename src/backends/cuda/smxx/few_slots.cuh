@@ -58,13 +58,7 @@ private:
         }
         if (rows == 0) return;
         const std::int32_t first_row = (up_to - mine) & 0xFFFF;
-        std::int32_t place = first_row;
-        for (int w = 0; w < num_warps_; ++w) {
-            std::int32_t& counter = counters_[w * task_.num_held + thread_];
-            const std::int32_t count = counter;
-            counter = place;
-            place += count;
-        }
+        place_warps(counters_ + thread_, task_.num_held, num_warps_, first_row);
         write_segments(task_, (up_to - mine) >> 16, segments, thread_, first_row, rows);
     }
 

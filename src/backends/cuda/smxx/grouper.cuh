@@ -171,13 +171,7 @@ private:
             *task_.out.num_segments = up_to_segments;
         }
         if (rows == 0) return;
-        std::int32_t place = up_to_rows - rows + in_front;
-        for (int w = 0; w < num_warps_; ++w) {
-            std::int32_t& counter = memory_.counters[w * task_.num_held + expert];
-            const std::int32_t count = counter;
-            counter = place;
-            place += count;
-        }
+        place_warps(memory_.counters + expert, task_.num_held, num_warps_, up_to_rows - rows + in_front);
         if (is_first)
             write_segments(task_, up_to_segments - segments, segments, expert, up_to_rows - rows, rows);
     }

@@ -28,6 +28,23 @@ __device__ inline unsigned same_expert(std::int32_t expert, std::int32_t num_hel
     return same;
 }
 
+/// Turns an expert's slots of each warp, `stride` apart, into the first row of each warp's slots.
+__device__ inline void place_warps(std::int32_t* counters, int stride, int num_warps,
+                                   std::int32_t first_row) {
+    constexpr int kAhead = 8;  // loads in flight
+    for (int first = 0; first < num_warps; first += kAhead) {
+        std::int32_t counts[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            counts[i] = first + i < num_warps ? counters[(first + i) * stride] : 0;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            if (first + i < num_warps) counters[(first + i) * stride] = first_row;
+            first_row += counts[i];
+        }
+    }
+}
+
 /// An expert's rows as segments of about equal size: fewer padded columns in all.
 __device__ inline void write_segments(const GroupTask& task, std::int32_t first_segment,
                                       std::int32_t segments, std::int32_t expert, std::int32_t first_row,
