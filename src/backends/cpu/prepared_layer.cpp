@@ -18,7 +18,8 @@ PackedSizes packed_sizes(const MoeConfig& config, const PackedLayout& layout) {
             round_up(layout.down_bytes(config.hidden_size, config.intermediate_size), 64)};
 }
 
-/// Expert by expert, each one's own bytes given back at once: then both never lie in memory whole.
+/// Expert by expert, each one's own bytes given back at once: then both never lie in memory whole. Pages are
+/// touched first by the threads that pack, so experts spread over the memory nodes that these run on.
 void pack(PreparedLayer& layer, const PackedLayout& layout, const MoeWeights& weights) {
     const PackedSizes sizes = packed_sizes(layer.problem.config, layout);
     const std::size_t bytes = packed_bytes(layer.problem, &layout);
