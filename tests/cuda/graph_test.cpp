@@ -42,9 +42,10 @@ public:
         cudaStreamDestroy(stream_);
     }
     void replay() const {
-        check_cuda(cudaGraphLaunch(executable_, stream_));
+        launch();
         check_cuda(cudaStreamSynchronize(stream_));
     }
+    void launch() const { check_cuda(cudaGraphLaunch(executable_, stream_)); }
 
 private:
     cudaStream_t stream_ = nullptr;
@@ -100,11 +101,39 @@ TEST_P(Graph, RepeatsBitForBit) {
     for (int i = 0; i < 20; ++i) ASSERT_EQ(count_differences(first, run.run()), 0U) << "repeat " << i;
 }
 
+TEST_P(Graph, RunsAtTheSameTimeInWorkspacesOfTheirOwn) {
+    const Mode& mode = GetParam();
+    RandomLayer random({.hidden_size = 512, .intermediate_size = 208, .num_experts = 16});
+    const auto backend = open_backend("cuda");
+    const auto layer = backend->prepare(backend->plan({.config = random.weights().config,
+                                                       .precision = mode.precision,
+                                                       .activation_scale = mode.scale,
+                                                       .max_tokens = mode.num_tokens,
+                                                       .top_k = kTopK}),
+                                        random.weights());
+    const Input input =
+        random_input(random.weights().config, mode.num_tokens, kTopK, Ids::distinct, random.random());
+    std::vector<std::unique_ptr<DeviceRun>> runs;  // more than have counters that are kept cleared
+    for (int i = 0; i < 20; ++i) runs.push_back(std::make_unique<DeviceRun>(*layer, input));
+    const std::vector<float> alone = runs.front()->run();
+    for (const auto& run : runs) ASSERT_EQ(count_differences(alone, run->run()), 0U);
+    const Captured first(*runs.front());
+    const Captured second(*runs[1]);
+    const Captured last(*runs.back());
+    for (int i = 0; i < 100; ++i) {
+        for (const Captured* graph : {&first, &second, &last}) graph->launch();
+    }
+    for (const auto& run : {runs.front().get(), runs[1].get(), runs.back().get()})
+        EXPECT_EQ(count_differences(alone, run->output()), 0U);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Modes, Graph,
-    ::testing::Values(Mode{"w4a16_1", Precision::w4a16, {}, 1}, Mode{"w4a16_33", Precision::w4a16, {}, 33},
+    ::testing::Values(Mode{"w4a16_1", Precision::w4a16, {}, 1}, Mode{"w4a16_8", Precision::w4a16, {}, 8},
+                      Mode{"w4a16_33", Precision::w4a16, {}, 33},
                       Mode{"w4a16_700", Precision::w4a16, {}, 700},
                       Mode{"layer_max_1", Precision::w4a4, ActivationScale::layer_max, 1},
+                      Mode{"layer_max_3", Precision::w4a4, ActivationScale::layer_max, 3},
                       Mode{"layer_max_700", Precision::w4a4, ActivationScale::layer_max, 700},
                       Mode{"per_expert_33", Precision::w4a4, ActivationScale::per_expert, 33},
                       Mode{"dynamic_33", Precision::w4a4, ActivationScale::dynamic, 33},

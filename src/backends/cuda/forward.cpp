@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
@@ -16,11 +17,13 @@ constexpr int kSharedBytesOfBlock = 1024;  // taken by the system
 constexpr int shared_bytes_for(const sm90::MmaShape& shape) {
     return kSharedBytes / shape.blocks_per_sm - kSharedBytesOfBlock;
 }
+/// Of shared memory, beside the stages.
+constexpr int fixed_bytes_of(const sm90::MmaShape& shape) {
+    return shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
+}
 static_assert(std::all_of(std::begin(sm90::kMmaShapes), std::end(sm90::kMmaShapes),
                           [](const sm90::MmaShape& shape) {
-                              const int fixed_bytes =
-                                  shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
-                              return fixed_bytes + 2 * shape.stage_bytes(8 * shape.token_tiles) <=
+                              return fixed_bytes_of(shape) + 2 * shape.stage_bytes(8 * shape.token_tiles) <=
                                      shared_bytes_for(shape);
                           }),
               "one stage loads while another is multiplied");
@@ -47,6 +50,7 @@ public:
           num_slots_(in.num_tokens * layer.top_k) {}
 
     void run() const {
+        if (const auto few = few_tokens_task()) return run_few_tokens(*few);
         if (scales_belong_to_rows()) scale_x();
         arrange();
         if (scales_belong_to_rows()) {
@@ -56,15 +60,7 @@ public:
         } else {
             multiply(true, true);
         }
-        combine({.y = workspace<float>(at_.y),
-                 .slot_row = workspace<std::int32_t>(at_.slot_row),
-                 .top_k_weights = in_.top_k_weights,
-                 .num_tokens = in_.num_tokens,
-                 .top_k = layer_.top_k,
-                 .cols = hidden_size_,
-                 .out_f32 = in_.output_f32,
-                 .out_bf16 = in_.output_bf16},
-                stream_);
+        combine(combine_task(), stream_);
     }
 
 private:
@@ -120,30 +116,44 @@ private:
                    stream_);
     }
 
+    GroupTask group_task() const {
+        return {.top_k_ids = in_.top_k_ids,
+                .num_slots = num_slots_,
+                .top_k = layer_.top_k,
+                .first_expert = layer_.held.first,
+                .num_held = layer_.num_held(),
+                .largest_segment = largest_segment(),
+                .cleared = workspace<std::int32_t>(at_.progress),
+                .num_cleared = 2 + most_segments(),
+                .out = grouping()};
+    }
+    EncodeTask encode_task() const {
+        return {.hidden = in_.hidden,
+                .rows = workspace<std::uint16_t>(at_.x),
+                .cols = hidden_size_,
+                .num_tokens = in_.num_tokens,
+                .quantizes = is_w4a4(),
+                .token_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
+                .expert_scale = layer_.scales.input_scale,
+                .scales_by_expert = codes_depend_on_expert(layer_.problem),
+                .padded_rows = choice_.uses_wgmma ? nullptr : workspace<std::uint16_t>(at_.h),
+                .padded_cols = intermediate_size_,
+                .num_padded_rows = num_slots_};
+    }
+    CombineTask combine_task() const {
+        return {.y = workspace<float>(at_.y),
+                .slot_row = workspace<std::int32_t>(at_.slot_row),
+                .top_k_weights = in_.top_k_weights,
+                .num_tokens = in_.num_tokens,
+                .top_k = layer_.top_k,
+                .cols = hidden_size_,
+                .out_f32 = in_.output_f32,
+                .out_bf16 = in_.output_bf16};
+    }
+
     void arrange() const {
-        const GroupTask group_task{.top_k_ids = in_.top_k_ids,
-                                   .num_slots = num_slots_,
-                                   .top_k = layer_.top_k,
-                                   .first_expert = layer_.held.first,
-                                   .num_held = layer_.num_held(),
-                                   .largest_segment = largest_segment(),
-                                   .cleared = workspace<std::int32_t>(at_.progress),
-                                   .num_cleared = 2 + most_segments(),
-                                   .out = grouping()};
-        const EncodeTask encode_task{
-            .hidden = in_.hidden,
-            .rows = workspace<std::uint16_t>(at_.x),
-            .cols = hidden_size_,
-            .num_tokens = in_.num_tokens,
-            .quantizes = is_w4a4(),
-            .token_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
-            .expert_scale = layer_.scales.input_scale,
-            .scales_by_expert = codes_depend_on_expert(layer_.problem),
-            .padded_rows = choice_.uses_wgmma ? nullptr : workspace<std::uint16_t>(at_.h),
-            .padded_cols = intermediate_size_,
-            .num_padded_rows = num_slots_};
-        groups_x() ? group_and_scatter(group_task, encode_task, layer_.num_sms, stream_)
-                   : group_and_encode(group_task, encode_task, stream_);
+        groups_x() ? group_and_scatter(group_task(), encode_task(), layer_.num_sms, stream_)
+                   : group_and_encode(group_task(), encode_task(), stream_);
     }
 
     GroupedGemm gate_up() const {
@@ -204,29 +214,60 @@ private:
         choice_.uses_wgmma ? multiply_wgmma(runs_gate_up, runs_down) : multiply_mma(runs_gate_up, runs_down);
     }
 
-    void multiply_mma(bool runs_gate_up, bool runs_down) const {
+    /// Of a kernel that needs `more_bytes` of shared memory besides.
+    sm90::MmaTask mma_task(bool runs_gate_up, bool runs_down, std::int32_t* next_item,
+                           std::int32_t* finished_tiles, int more_bytes) const {
         const sm90::MmaShape& shape = mma_shape();
         const int token_rows = largest_segment();
         const int stage_bytes = shape.stage_bytes(token_rows);
-        const int fixed_bytes = shape.partial_bytes() + static_cast<int>(sizeof(sm90::MmaShared));
-        const int num_stages =
-            std::min(sm90::kMaxStages, (shared_bytes_for(shape) - fixed_bytes) / stage_bytes);
-        const int shared_bytes = num_stages * stage_bytes + fixed_bytes;
-        const sm90::MmaKernels kernels = is_w4a4() ? sm90::mma_f16() : sm90::mma_bf16();
-        auto* const progress = workspace<std::int32_t>(at_.progress);
-        launch(kernels.of_shape[choice_.mma_shape],
-               dim3(static_cast<unsigned>(layer_.num_sms * shape.blocks_per_sm)), shape.threads(),
+        const int left = shared_bytes_for(shape) - fixed_bytes_of(shape) - more_bytes;
+        return {.gate_up = gate_up(),
+                .down = down(),
+                .runs_gate_up = runs_gate_up,
+                .runs_down = runs_down,
+                .next_item = next_item,
+                .finished_tiles = finished_tiles,
+                .num_stages = std::min(sm90::kMaxStages, left / stage_bytes),
+                .stage_bytes = stage_bytes,
+                .token_rows = token_rows};
+    }
+
+    template <class Kernel, class Task>
+    void launch_mma(Kernel kernel, const Task& task, int more_bytes) const {
+        const sm90::MmaShape& shape = mma_shape();
+        const int shared_bytes = task.num_stages * task.stage_bytes + fixed_bytes_of(shape) + more_bytes;
+        launch(kernel, dim3(static_cast<unsigned>(layer_.num_sms * shape.blocks_per_sm)), shape.threads(),
                static_cast<std::size_t>(shared_bytes), stream_, layer_.gate_up_maps[choice_.mma_shape],
-               layer_.down_maps[choice_.mma_shape],
-               sm90::MmaTask{.gate_up = gate_up(),
-                             .down = down(),
-                             .runs_gate_up = runs_gate_up,
-                             .runs_down = runs_down,
-                             .next_item = progress + (runs_gate_up ? 0 : 1),
-                             .finished_tiles = progress + 2,
-                             .num_stages = num_stages,
-                             .stage_bytes = stage_bytes,
-                             .token_rows = token_rows});
+               layer_.down_maps[choice_.mma_shape], task);
+    }
+    sm90::MmaKernels mma_kernels() const { return is_w4a4() ? sm90::mma_f16() : sm90::mma_bf16(); }
+
+    void multiply_mma(bool runs_gate_up, bool runs_down) const {
+        auto* const progress = workspace<std::int32_t>(at_.progress);
+        launch_mma(mma_kernels().of_shape[choice_.mma_shape],
+                   mma_task(runs_gate_up, runs_down, progress + (runs_gate_up ? 0 : 1), progress + 2, 0), 0);
+    }
+
+    /// Where a block can do by itself what else is done before the GEMMs, and hold x beside two stages. The
+    /// sums are those of the kernels that run otherwise.
+    std::optional<sm90::MmaFewTokensTask> few_tokens_task() const {
+        if (num_slots_ > kWarpSlots || in_.num_tokens > 8 || choice_.uses_wgmma || choice_.mma_shape != 0 ||
+            groups_x() || scales_belong_to_rows())
+            return std::nullopt;
+        sm90::MmaFewTokensTask task{{}, group_task(), encode_task()};
+        static_cast<sm90::MmaTask&>(task) = mma_task(true, true, nullptr, nullptr, task.shared_bytes());
+        if (task.num_stages < 2) return std::nullopt;
+        sm90::RunCounters* const counters = layer_.counters->of(in_.workspace);
+        if (counters == nullptr) return std::nullopt;
+        task.next_item = counters->next_item;
+        task.finished_tiles = counters->finished_tiles;
+        task.group.cleared = counters->next_item;
+        task.group.num_cleared = sizeof(*counters) / sizeof(std::int32_t);
+        return task;
+    }
+    void run_few_tokens(const sm90::MmaFewTokensTask& task) const {
+        launch_mma(mma_kernels().few_tokens, task, task.shared_bytes());
+        combine_few_tokens(combine_task(), task.group, stream_);
     }
 
     void multiply_wgmma(bool runs_gate_up, bool runs_down) const {
@@ -311,6 +352,10 @@ void load_kernels() {
                                        shared_bytes_for(sm90::kMmaShapes[i])),
                   "reserving shared memory");
         }
+        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernels.few_tokens),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   shared_bytes_for(sm90::kMmaShapes[0])),
+              "reserving shared memory");
     }
     for (const sm90::WgmmaKernels& kernels : {sm90::wgmma_bf16(), sm90::wgmma_f16()}) {
         for (int i = 0; i < sm90::kNumWgmmaShapes; ++i) {

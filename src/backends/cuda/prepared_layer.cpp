@@ -252,6 +252,20 @@ void set_scales(PreparedLayer& layer, std::span<const ExpertScaleValues> experts
                     .h_input_scale = singles + 4 * n};
 }
 
+CounterPool::CounterPool() : memory_(kSets * sizeof(sm90::RunCounters), "the counters of a layer") {
+    check(cudaMemset(memory_.data(), 0, kSets * sizeof(sm90::RunCounters)), "clearing counters");
+    check(cudaStreamSynchronize(nullptr), "clearing counters");  // other streams do not wait for it
+}
+
+sm90::RunCounters* CounterPool::of(const void* workspace) {
+    for (std::size_t i = 0; i < kSets; ++i) {
+        const void* owner = nullptr;
+        if (workspaces_[i].compare_exchange_strong(owner, workspace) || owner == workspace)
+            return reinterpret_cast<sm90::RunCounters*>(memory_.data()) + i;
+    }
+    return nullptr;
+}
+
 PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows, int device) {
     PreparedLayer layer;
     layer.wgmma_min_rows = wgmma_min_rows;
@@ -264,6 +278,7 @@ PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows
     const WeightLayoutBytes at = weight_layout(problem.config, layer.num_held());
     layer.weights = DeviceBuffer(at.bytes, "the weights of a layer");
     make_maps(layer, at);
+    layer.counters = std::make_unique<CounterPool>();
     return layer;
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 // A layer on a GPU: the checkpoint's bytes, rows padded to multiples of 16 bytes, and its experts' scales.
+#include <array>
+#include <atomic>
+#include <memory>
 #include <optional>
 
 #include "backends/cuda/grouped_gemm.hpp"
@@ -37,6 +40,20 @@ struct DeviceRouter {
     DeviceBuffer bias;  // f32 [num_experts]; no data: none
 };
 
+/// Counters that are zero whenever no run uses them, which the caller's scratch memory cannot be. A set
+/// belongs to a workspace: no two runs use one at the same time.
+class CounterPool {
+public:
+    CounterPool();
+    /// nullptr: there have been more workspaces than sets.
+    sm90::RunCounters* of(const void* workspace);
+
+private:
+    static constexpr std::size_t kSets = 16;
+    DeviceBuffer memory_;
+    std::array<std::atomic<const void*>, kSets> workspaces_{};
+};
+
 struct PreparedLayer {
     Problem problem;
     int top_k = 0;
@@ -49,6 +66,7 @@ struct PreparedLayer {
     WeightMaps gate_up_maps[sm90::kNumMmaShapes], down_maps[sm90::kNumMmaShapes];
     WeightMaps wgmma_gate_up_maps[sm90::kNumWgmmaShapes], wgmma_down_maps[sm90::kNumWgmmaShapes];
     std::optional<DeviceRouter> router;
+    std::unique_ptr<CounterPool> counters;
 
     int num_held() const { return held.last - held.first; }
 };

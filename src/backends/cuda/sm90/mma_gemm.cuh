@@ -11,21 +11,28 @@
 // the eight up rows of the same indices, so the activation is computed where the sums are; a warp has two
 // such tiles, so the 16 values of h that share a quantisation block lie in one warp.
 //
+// Where tokens are few each block groups and encodes them first, and another warp loads scales
+// (few_tokens.cuh).
+//
 // An item of down waits for all tiles of its segment's h. Blocks claim items in ascending order and work on
 // them in that order, so what is waited for has been claimed by a running block: no block that has yet to
 // start is ever waited for, whatever else the device runs.
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/ptx/register_limit.cuh"
+#include "backends/cuda/sm90/few_tokens.cuh"
 #include "backends/cuda/sm90/mma_epilogue.cuh"
 #include "backends/cuda/sm90/mma_shape.hpp"
 
 namespace moe4::cuda::sm90 {
 
-template <class Format_, int kShapeIndex>
+template <class Format_, int kShapeIndex, class Task_ = MmaTask>
 struct MmaTile {
     using Format = Format_;
+    using Task = Task_;
+    static constexpr bool kHasFewTokens = std::is_same_v<Task, MmaFewTokensTask>;
     static constexpr MmaShape kShape = kMmaShapes[kShapeIndex];
     static constexpr int kRowWarps = kShape.row_warps, kSplit = kShape.split,
                          kTokenTiles = kShape.token_tiles;
@@ -40,14 +47,20 @@ struct MmaTile {
     }
 };
 
+template <class Tile>
 struct MmaBlock {
-    const MmaTask& task;
+    const typename Tile::Task& task;
     std::uint32_t stages;  // shared address
     float4* partial;
     MmaShared& shared;
+    FewTokens& few;    // where tokens are few
+    std::uint16_t* x;  // likewise: [tokens, x_pitch]
 
     __device__ const GroupedGemm& gemm(Half half) const {
         return half == Half::gate_up ? task.gate_up : task.down;
+    }
+    __device__ std::int32_t* finished_tiles(const Item& item) const {
+        return task.finished_tiles + item.segment_index * (Tile::kHasFewTokens ? RunCounters::kStride : 1);
     }
     __device__ std::uint32_t stage(const RingPosition& at) const {
         return stages + at.stage * task.stage_bytes;
@@ -65,16 +78,21 @@ template <class Tile>
 class ItemList {
 public:
     /// By a warp.
-    __device__ ItemList(const MmaBlock& block, int lane)
+    __device__ ItemList(const MmaBlock<Tile>& block, int lane)
         : task_(block.task),
           first_segments_(block.shared.first_segments),
           gate_up_tiles_(tiles_of(task_.gate_up, true)),
           down_tiles_(tiles_of(task_.down, false)) {
-        const Segment segment = load_segment(task_.gate_up.segments + lane);
-        const int num_segments = __ldcg(task_.gate_up.num_segments);
+        int num_segments = 0;
+        if constexpr (Tile::kHasFewTokens) {
+            num_segments = group_slots(block.task.group, first_segments_, block.few, lane);
+        } else {
+            const Segment segment = load_segment(task_.gate_up.segments + lane);
+            num_segments = __ldcg(task_.gate_up.num_segments);
+            first_segments_[lane] = segment;
+        }
         num_gate_up_ = task_.runs_gate_up ? num_segments * gate_up_tiles_ : 0;
         num_items_ = num_gate_up_ + (task_.runs_down ? num_segments * down_tiles_ : 0);
-        first_segments_[lane] = segment;
         __syncwarp();
     }
 
@@ -102,9 +120,9 @@ private:
     int num_gate_up_, num_items_;
 };
 
-/// A warp, of which one lane does the work.
+/// A warp, of which one lane does the work. Where tokens are few, another one loads scales.
 template <class Tile>
-__device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, const WeightMaps& down,
+__device__ void load_weights(const MmaBlock<Tile>& block, const WeightMaps& gate_up, const WeightMaps& down,
                              int lane) {
     int next = lane == 0 ? ItemList<Tile>::claim(block.task) : 0;  // under way while the list loads
     const ItemList<Tile> list(block, lane);
@@ -112,6 +130,8 @@ __device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, c
     RingPosition at;
     RingPosition slot;
     Item item = list.item(next);
+    // A block that comes too late for gate_up takes one item of down and no other before it can work on it.
+    bool claims_ahead = item.half == Half::gate_up || !Tile::kHasFewTokens;
     while (true) {
         ptx::mbarrier_wait(ptx::shared_address(&block.shared.free[slot.stage]), slot.parity ^ 1);
         block.shared.items[slot.stage] = item;
@@ -128,33 +148,69 @@ __device__ void load_weights(const MmaBlock& block, const WeightMaps& gate_up, c
         const int claims_at = Tile::kSplit > 2 ? max(0, last - Tile::kSplit) : last;
         for (int first = 0; first < num_chunks; first += Tile::kSplit) {
             const int chunks = min(Tile::kSplit, num_chunks - first);
-            if (first == claims_at) next = ItemList<Tile>::claim(block.task);
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
+            if (claims_ahead && first == claims_at) next = ItemList<Tile>::claim(block.task);
             const std::uint32_t full = block.full(at);
-            ptx::mbarrier_arrive_expect(full, chunks * (Tile::kCodeBytes + Tile::kScaleBytes));
+            constexpr int kBytes = Tile::kCodeBytes + (Tile::kHasFewTokens ? 0 : Tile::kScaleBytes);
+            ptx::mbarrier_arrive_expect(full, chunks * kBytes);
             const std::uint32_t stage = block.stage(at);
             for (int c = 0; c < chunks; ++c) {
                 ptx::tensor_copy_4d(stage + c * Tile::kCodeBytes, &maps.codes, (first + c) * (kChunk / 2),
                                     first_row, 0, item.segment.expert, full);
-                ptx::tensor_copy_4d(stage + Tile::kSplit * Tile::kCodeBytes + c * Tile::kScaleBytes,
-                                    &maps.scales, (first + c) * (kChunk / 16), first_row, 0,
-                                    item.segment.expert, full);
+                if constexpr (!Tile::kHasFewTokens)
+                    ptx::tensor_copy_4d(stage + Tile::kSplit * Tile::kCodeBytes + c * Tile::kScaleBytes,
+                                        &maps.scales, (first + c) * (kChunk / 16), first_row, 0,
+                                        item.segment.expert, full);
             }
             at.advance(block.task.num_stages);
+        }
+        if (!claims_ahead) {
+            await_tiles(block.finished_tiles(item), ItemList<Tile>::tiles_of(block.task.gate_up, true));
+            claims_ahead = true;
+            next = ItemList<Tile>::claim(block.task);
         }
         item = list.item(next);
     }
 }
 
 /// The item of this slot, once there is one.
-__device__ inline Item await_item(const MmaBlock& block, const RingPosition& slot) {
+template <class Tile>
+__device__ Item await_item(const MmaBlock<Tile>& block, const RingPosition& slot) {
     ptx::mbarrier_wait(ptx::shared_address(&block.shared.posted[slot.stage]), slot.parity);
     return block.shared.items[slot.stage];
 }
 
+/// One thread, where tokens are few: to issue a copy takes 0.1 us, and the first weights are waited for.
+template <class Tile>
+__device__ void load_scales(const MmaBlock<Tile>& block, const CUtensorMap& gate_up,
+                            const CUtensorMap& down) {
+    RingPosition at;
+    for (RingPosition slot;; slot.advance(kMaxItems)) {
+        const Item item = await_item(block, slot);
+        ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
+        if (item.half == Half::none) return;
+        const bool is_gate_up = item.half == Half::gate_up;
+        const CUtensorMap& map = is_gate_up ? gate_up : down;
+        const int first_row = item.tile * Tile::tile_rows(is_gate_up);
+        const int num_chunks = block.gemm(item.half).num_chunks;
+        for (int first = 0; first < num_chunks; first += Tile::kSplit) {
+            const int chunks = min(Tile::kSplit, num_chunks - first);
+            ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
+            const std::uint32_t full = block.full(at);
+            ptx::mbarrier_arrive_expect(full, chunks * Tile::kScaleBytes);
+            const std::uint32_t to = block.stage(at) + Tile::kSplit * Tile::kCodeBytes;
+            for (int c = 0; c < chunks; ++c) {
+                ptx::tensor_copy_4d(to + c * Tile::kScaleBytes, &map, (first + c) * (kChunk / 16), first_row,
+                                    0, item.segment.expert, full);
+            }
+            at.advance(block.task.num_stages);
+        }
+    }
+}
+
 /// A warp; each lane copies its own rows.
 template <class Tile>
-__device__ void load_tokens(const MmaBlock& block, int lane) {
+__device__ void load_tokens(const MmaBlock<Tile>& block, int lane) {
     RingPosition at;
     RingPosition slot;
     while (true) {
@@ -164,22 +220,23 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
         slot.advance(kMaxItems);
         if (item.half == Half::none) return;
         const GroupedGemm& gemm = block.gemm(item.half);
+        const bool has_x = Tile::kHasFewTokens && item.half == Half::gate_up;
+        const int num_rows = has_x ? 0 : item.segment.num_rows;
         const std::uint16_t* row = nullptr;
-        if (lane < item.segment.num_rows) {
+        if (lane < num_rows) {
             const int grouped = item.segment.first_row + lane;
             row = gemm.rows + (gemm.row_source == nullptr ? grouped : __ldcg(gemm.row_source + grouped)) *
                                   gemm.row_stride;
         }
         if (item.half == Half::down && block.task.runs_gate_up) {
-            await_tiles(block.task.finished_tiles + item.segment_index,
-                        ItemList<Tile>::tiles_of(block.task.gate_up, true));
+            await_tiles(block.finished_tiles(item), ItemList<Tile>::tiles_of(block.task.gate_up, true));
             ptx::order_before_async_copies();
         }
         for (int first = 0; first < gemm.num_chunks; first += Tile::kSplit) {
             const int bytes = min(Tile::kSplit, gemm.num_chunks - first) * kChunk * 2;
             const std::uint32_t full = block.full(at);
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
-            if (lane == 0) ptx::mbarrier_arrive_expect(full, item.segment.num_rows * bytes);
+            if (lane == 0) ptx::mbarrier_arrive_expect(full, num_rows * bytes);
             __syncwarp();
             if (row != nullptr) {
                 const std::uint32_t to =
@@ -193,14 +250,15 @@ __device__ void load_tokens(const MmaBlock& block, int lane) {
 
 /// One thread: what this block's consumers have stored becomes visible to the blocks that wait for it. Not
 /// the consumers' work: the fence lasts until the stores have arrived.
-__device__ inline void publish_tiles(const MmaBlock& block) {
+template <class Tile>
+__device__ void publish_tiles(const MmaBlock<Tile>& block) {
     for (RingPosition slot;; slot.advance(kMaxItems)) {
         const Item item = await_item(block, slot);
         if (item.half == Half::none) return;
         ptx::mbarrier_wait(ptx::shared_address(&block.shared.done[slot.stage]), slot.parity);
         if (item.half == Half::gate_up) {
             __threadfence();
-            atomicAdd(block.task.finished_tiles + item.segment_index, 1);
+            atomicAdd(block.finished_tiles(item), 1);
         }
         ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
     }
@@ -284,8 +342,9 @@ __device__ void add_parts(float (&sums)[2][kTiles][4], float4* partial, int row_
 }
 
 template <class Tile, bool kGateUp, int kTiles>
-__device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Item& item, int warp,
+__device__ void multiply_item(const MmaBlock<Tile>& block, RingPosition& at, const Item& item, int warp,
                               const Lane& lane) {
+    constexpr bool kHasX = kGateUp && Tile::kHasFewTokens;
     const GroupedGemm& gemm = kGateUp ? block.task.gate_up : block.task.down;
     const int row_warp = warp % Tile::kRowWarps;
     const int part = warp / Tile::kRowWarps;
@@ -297,8 +356,12 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Ite
     for (int n = 0; n < kTiles; ++n) {
         // Columns behind the last row repeat it: what lies there could be NaN, which takes the slow paths.
         const int row = min(n * 8 + lane.index % 8, item.segment.num_rows - 1);
-        token_offset[n] = Tile::kShape.token_offset() + row * Tile::kShape.row_pitch() + part * kChunk * 2 +
-                          lane.index / 8 * 16;
+        token_offset[n] = part * kChunk * 2 + lane.index / 8 * 16;
+        if constexpr (kHasX)
+            token_offset[n] += ptx::shared_address(block.x) +
+                               block.few.row_token[item.segment.first_row + row] * block.task.x_pitch() * 2;
+        else
+            token_offset[n] += Tile::kShape.token_offset() + row * Tile::kShape.row_pitch();
     }
     for (int first = 0; first < gemm.num_chunks; first += Tile::kSplit) {
         ptx::mbarrier_wait(block.full(at), at.parity);
@@ -306,7 +369,8 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Ite
             const std::uint32_t stage = block.stage(at);
             std::uint32_t tokens[kTiles];
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n) tokens[n] = stage + token_offset[n];
+            for (int n = 0; n < kTiles; ++n)
+                tokens[n] = (kHasX ? first * kChunk * 2 : stage) + token_offset[n];
             multiply_chunk<Tile, kTiles>(
                 sums, stage + part * Tile::kCodeBytes + first_row * 128,
                 stage + Tile::kSplit * Tile::kCodeBytes + part * Tile::kScaleBytes + first_row * 16, tokens,
@@ -320,6 +384,10 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Ite
         if (part > 0) return;
     }
     const int first = item.tile * Tile::tile_rows(kGateUp) + row_warp * 16;
+    if constexpr (kHasX) {
+        if (first < gemm.out_size && first + 16 >= gemm.out_size)
+            zero_padding(gemm, item.segment, lane.index);
+    }
     if constexpr (kGateUp)
         store_gate_up<Tile, kTiles>(gemm, item.segment, first, factors, sums, lane);
     else
@@ -328,7 +396,7 @@ __device__ void multiply_item(const MmaBlock& block, RingPosition& at, const Ite
 
 /// With as many tiles of tokens as the item's rows fill.
 template <class Tile, bool kGateUp, int kTiles = 1>
-__device__ void multiply_any(const MmaBlock& block, RingPosition& at, const Item& item, int warp,
+__device__ void multiply_any(const MmaBlock<Tile>& block, RingPosition& at, const Item& item, int warp,
                              const Lane& lane) {
     if constexpr (kTiles < Tile::kTokenTiles) {
         if (item.segment.num_rows > kTiles * 8)
@@ -338,7 +406,7 @@ __device__ void multiply_any(const MmaBlock& block, RingPosition& at, const Item
 }
 
 template <class Tile>
-__device__ void multiply(const MmaBlock& block, int warp, const Lane& lane) {
+__device__ void multiply(const MmaBlock<Tile>& block, int warp, const Lane& lane) {
     RingPosition at;
     for (RingPosition slot;; slot.advance(kMaxItems)) {
         const Item item = await_item(block, slot);
@@ -355,22 +423,29 @@ __device__ void multiply(const MmaBlock& block, int warp, const Lane& lane) {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_per_sm)
     mma_gemm(const __grid_constant__ WeightMaps gate_up, const __grid_constant__ WeightMaps down,
-             const __grid_constant__ MmaTask task) {
+             const __grid_constant__ typename Tile::Task task) {
     extern __shared__ __align__(1024) std::uint8_t shared[];
     std::uint8_t* const behind_stages = shared + task.num_stages * task.stage_bytes;
-    const MmaBlock block{task, ptx::shared_address(shared), reinterpret_cast<float4*>(behind_stages),
-                         *reinterpret_cast<MmaShared*>(behind_stages + Tile::kShape.partial_bytes())};
+    std::uint8_t* const behind_shared = behind_stages + Tile::kShape.partial_bytes() + sizeof(MmaShared);
+    const MmaBlock<Tile> block{task,
+                               ptx::shared_address(shared),
+                               reinterpret_cast<float4*>(behind_stages),
+                               *reinterpret_cast<MmaShared*>(behind_stages + Tile::kShape.partial_bytes()),
+                               *reinterpret_cast<FewTokens*>(behind_shared),
+                               reinterpret_cast<std::uint16_t*>(behind_shared + sizeof(FewTokens))};
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const Lane lane(static_cast<int>(threadIdx.x) % 32);
+    constexpr int kLoaders = Tile::kHasFewTokens ? 3 : 2;  // of weights, or of codes and of scales; of tokens
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < task.num_stages; ++stage) {
-            ptx::mbarrier_init(ptx::shared_address(&block.shared.full[stage]), 2);  // weights and tokens
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.full[stage]), kLoaders);
             ptx::mbarrier_init(ptx::shared_address(&block.shared.empty[stage]), Tile::kConsumers * 32);
         }
         for (int slot = 0; slot < kMaxItems; ++slot) {
             ptx::mbarrier_init(ptx::shared_address(&block.shared.posted[slot]), 1);
             ptx::mbarrier_init(ptx::shared_address(&block.shared.done[slot]), Tile::kConsumers);
-            ptx::mbarrier_init(ptx::shared_address(&block.shared.free[slot]), 2);  // tokens and publishing
+            // By those who did not post it: loaders, and who publishes.
+            ptx::mbarrier_init(ptx::shared_address(&block.shared.free[slot]), kLoaders);
         }
         ptx::mbarrier_init_fence();
         for (const WeightMaps* maps : {&gate_up, &down}) {
@@ -383,19 +458,25 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_pe
     ptx::allow_next_kernel();
     if (warp < Tile::kConsumers) {
         ptx::raise_register_limit<Tile::kShape.consumer_registers()>();
+        if constexpr (Tile::kHasFewTokens) {
+            encode_tokens<Tile::Format::kF16, Tile::kConsumers * 32>(task.encode, block.x, task.x_pitch());
+            asm volatile("bar.sync 1, %0;" ::"n"(Tile::kConsumers * 32) : "memory");
+        }
         multiply<Tile>(block, warp, lane);
     } else {
         ptx::lower_register_limit<MmaShape::kProducerRegisters>();
         const int role = warp - Tile::kConsumers;
         if (role == 0) load_tokens<Tile>(block, lane.index);
         if (role == 1) load_weights<Tile>(block, gate_up, down, lane.index);
-        if (role == 2 && lane.index == 0) publish_tiles(block);
+        if (role == 2 && lane.index == 0) publish_tiles<Tile>(block);
+        if (role == 3 && lane.index == 0 && Tile::kHasFewTokens)
+            load_scales<Tile>(block, gate_up.scales, down.scales);
     }
 }
 
 template <class Format, int... kIndices>
 MmaKernels mma_kernels(std::integer_sequence<int, kIndices...>) {
-    return {{mma_gemm<MmaTile<Format, kIndices>>...}};
+    return {{mma_gemm<MmaTile<Format, kIndices>>...}, mma_gemm<MmaTile<Format, 0, MmaFewTokensTask>>};
 }
 template <class Format>
 MmaKernels mma_kernels() {

@@ -8,7 +8,7 @@
 
 namespace moe4::cuda::sm90 {
 
-inline constexpr int kMaxStages = 16;
+inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxItems = 4;        // of a block, between the claim of one and its end
 inline constexpr int kFirstSegments = 32;  // a lane each; the workspace is always larger
 
@@ -50,6 +50,11 @@ struct MmaShared {
     Segment first_segments[kFirstSegments];
 };
 
+/// Behind that where tokens are few, and behind it x of all of them.
+struct FewTokens {
+    std::uint8_t row_token[kWarpSlots];
+};
+
 /// A launch: both GEMMs of a layer, or one of them.
 struct MmaTask {
     GroupedGemm gate_up, down;
@@ -61,7 +66,29 @@ struct MmaTask {
     std::int32_t token_rows;  // of a stage
 };
 
+/// A launch for few tokens, which each block groups and encodes for itself: memory for the grouping and for x
+/// is not used.
+struct MmaFewTokensTask : MmaTask {
+    GroupTask group;
+    EncodeTask encode;
+
+    static constexpr int kPad =
+        8;  // elements behind a row of x: ldmatrix meets eight different groups of banks
+    constexpr int x_pitch() const { return static_cast<int>(permuted_size(encode.cols)) + kPad; }
+    constexpr int shared_bytes() const {
+        return static_cast<int>(sizeof(FewTokens) + encode.num_tokens * x_pitch() * 2);
+    }
+};
+
+/// Of such a launch, 0 at the start; combine_few_tokens clears them.
+struct RunCounters {
+    static constexpr int kStride = 32;  // a line of L2 each: all blocks ask for them at the same time
+    std::int32_t next_item[kStride];
+    std::int32_t finished_tiles[kWarpSlots * kStride];
+};
+
 using MmaKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaTask);
+using MmaFewTokensKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaFewTokensTask);
 
 /// Ordered by how many tokens they are good for; choose_shape says which runs when.
 inline constexpr MmaShape kMmaShapes[] = {{2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 2, 2}, {6, 2, 4, 1}};
@@ -71,6 +98,7 @@ static_assert(sizeof(kMmaShapes) / sizeof(MmaShape) == kNumMmaShapes);
 /// [shape]; one file each, so that they compile side by side.
 struct MmaKernels {
     MmaKernel of_shape[kNumMmaShapes];
+    MmaFewTokensKernel few_tokens;  // of shape 0
 };
 MmaKernels mma_bf16();
 MmaKernels mma_f16();

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
-#include "backends/cuda/encode.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/ptx/mbarrier.cuh"
+#include "backends/cuda/smxx/encode_token.cuh"
 #include "backends/cuda/smxx/few_slots.cuh"
 #include "backends/cuda/smxx/grouper.cuh"
 
@@ -51,19 +51,6 @@ __device__ void zero_padding(const EncodeTask& task, int part, int num_parts) {
         auto* pair = task.padded_rows + i / pairs * width + permuted_position(static_cast<int>(k));
         *reinterpret_cast<std::uint32_t*>(pair) = 0;
     }
-}
-
-__device__ Bf16Block load_block(const EncodeTask& task, std::int64_t token, const BlockPlace& place) {
-    if (place.first_k() >= task.cols) return {};
-    const auto* from = reinterpret_cast<const uint4*>(task.hidden + token * task.cols + place.first_k());
-    return {__ldcg(from), __ldcg(from + 1)};
-}
-
-template <bool kQuantizes>
-__device__ PermutedBlock encode(const Bf16Block& block, float scale) {
-    PermutedBlock encoded[1];
-    encode_blocks<kQuantizes>({block}, scale, 1.0F / scale, encoded);
-    return encoded[0];
 }
 
 /// Part `part` of `num_parts` blocks of threads: whole tokens, a thread a block of values.

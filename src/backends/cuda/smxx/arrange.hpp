@@ -27,6 +27,8 @@ struct Grouping {
     std::int32_t* slot_row;   // [num_tokens, top_k]; -1: adds nothing
 };
 
+inline constexpr int kWarpSlots = 32;  // that a warp can group
+
 struct GroupTask {
     const std::int32_t* top_k_ids;  // [num_slots]
     std::int64_t num_slots;
@@ -101,5 +103,9 @@ struct CombineTask {
     std::uint16_t* out_bf16;
 };
 void combine(const CombineTask&, cudaStream_t);
+
+/// The same of up to kWarpSlots slots, which it groups by itself: slot_row is not used. Clears group.cleared
+/// when y is there.
+void combine_few_tokens(const CombineTask&, const GroupTask&, cudaStream_t);
 
 }  // namespace moe4::cuda

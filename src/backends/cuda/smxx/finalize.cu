@@ -5,6 +5,7 @@
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
 #include "backends/cuda/smxx/arrange.hpp"
+#include "backends/cuda/smxx/warp_grouping.cuh"
 
 namespace moe4::cuda {
 
@@ -13,6 +14,11 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kAhead = 8;              // loads of a thread that are in flight at once
 constexpr int kMostBlocks = 132 * 16;  // more than run at once gain nothing: a thread takes more columns
+
+/// From where a kernel before this one has put it, or this block.
+__device__ std::int32_t load_slot_row(const CombineTask& task, std::int64_t slot) {
+    return __isShared(task.slot_row) ? task.slot_row[slot] : __ldcg(task.slot_row + slot);
+}
 
 template <int kSlots>
 struct Slots {
@@ -23,7 +29,7 @@ struct Slots {
 #pragma unroll
         for (int j = 0; j < kSlots; ++j) {
             const std::int64_t slot = token * task.top_k + first + j;
-            row[j] = first + j < task.top_k ? __ldcg(task.slot_row + slot) : -1;
+            row[j] = first + j < task.top_k ? load_slot_row(task, slot) : -1;
             weight[j] = row[j] >= 0 ? __ldcg(task.top_k_weights + slot) : 0.0F;
         }
     }
@@ -66,8 +72,15 @@ __device__ void store(const CombineTask& task, std::int64_t at, const float4& su
 }
 
 /// Block (token, part of its columns); a thread sums kQuads times four columns at once, over kSlots slots.
-template <int kSlots>
-__global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask task) {
+template <int kSlots, bool kGroups>
+__global__ void __launch_bounds__(kThreads) combine_kernel(CombineTask task, const GroupTask group) {
+    if constexpr (kGroups) {  // every warp the same
+        __shared__ std::int32_t slot_row[kWarpSlots];
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        slot_row[lane] = WarpGrouping(group, lane).row;
+        __syncthreads();
+        task.slot_row = slot_row;
+    }
     constexpr int kQuads = kAhead / kSlots;
     const std::int64_t token = blockIdx.x;
     const int num_quads = static_cast<int>(task.cols / 4);
@@ -76,6 +89,11 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask tas
     const Slots<kSlots> first_slots(task, token, 0);
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
+    if constexpr (kGroups) {
+        if (blockIdx.x == 0 && blockIdx.y == 0) {
+            for (std::int64_t i = threadIdx.x; i < group.num_cleared; i += kThreads) group.cleared[i] = 0;
+        }
+    }
     for (int first = static_cast<int>(blockIdx.y * kThreads + threadIdx.x); first < num_quads;
          first += step * kQuads) {
         int quads[kQuads];
@@ -92,16 +110,23 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineTask tas
     }
 }
 
-}  // namespace
-
-void combine(const CombineTask& task, cudaStream_t stream) {
+template <bool kGroups>
+void launch_combine(const CombineTask& task, const GroupTask& group, cudaStream_t stream) {
     const std::int64_t most_parts = (task.cols / 4 + kThreads - 1) / kThreads;
     const std::int64_t parts = std::clamp<std::int64_t>(kMostBlocks / task.num_tokens, 1, most_parts);
     const dim3 grid(static_cast<unsigned>(task.num_tokens), static_cast<unsigned>(parts));
-    const auto kernel = task.top_k <= 2   ? combine_kernel<2>
-                        : task.top_k <= 4 ? combine_kernel<4>
-                                          : combine_kernel<8>;
-    launch(kernel, grid, kThreads, 0, stream, task);
+    const auto kernel = task.top_k <= 2   ? combine_kernel<2, kGroups>
+                        : task.top_k <= 4 ? combine_kernel<4, kGroups>
+                                          : combine_kernel<8, kGroups>;
+    launch(kernel, grid, kThreads, 0, stream, task, group);
+}
+
+}  // namespace
+
+void combine(const CombineTask& task, cudaStream_t stream) { launch_combine<false>(task, {}, stream); }
+
+void combine_few_tokens(const CombineTask& task, const GroupTask& group, cudaStream_t stream) {
+    launch_combine<true>(task, group, stream);
 }
 
 }  // namespace moe4::cuda

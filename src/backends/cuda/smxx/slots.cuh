@@ -11,7 +11,7 @@ inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 /// The slot's expert, counted from the first one held, or -1.
 __device__ inline std::int32_t held_expert(const GroupTask& task, std::int64_t slot) {
-    const std::int32_t id = task.top_k_ids[slot];
+    const std::int32_t id = __ldcg(task.top_k_ids + slot);
     const bool is_held = id >= task.first_expert && id - task.first_expert < task.num_held;
     return is_held ? id - task.first_expert : -1;
 }
