@@ -1,5 +1,4 @@
-// What the CUDA backend promises beside the numbers: routing on the device, errors, and shapes that are
-// large.
+// What the CUDA backend promises beside the numbers: memory, errors, batch invariance, which device.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -8,7 +7,6 @@
 #include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "conformance/layer_runner.hpp"
 #include "cuda/device_tensor.hpp"
-#include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::testing {
@@ -20,60 +18,6 @@ protected:
         if (!has_gpu()) GTEST_SKIP() << "no GPU";
     }
 };
-
-struct RouterCase {
-    int num_experts;
-    RouterConfig config;
-    bool has_bias;
-};
-
-TEST_F(CudaLayer, RoutesAsTheCpuDoes) {
-    const RouterCase cases[] = {
-        {8, {.score_function = ScoreFunction::softmax, .top_k = 2, .renormalize = true}, false},
-        {128, {.score_function = ScoreFunction::softmax, .top_k = 8, .renormalize = true}, false},
-        {256,
-         {.score_function = ScoreFunction::sigmoid,
-          .top_k = 8,
-          .renormalize = true,
-          .num_groups = 8,
-          .top_k_groups = 4,
-          .scaling_factor = 2.5},
-         true},
-        {1024, {.score_function = ScoreFunction::sigmoid, .top_k = 32}, true},
-    };
-    for (const RouterCase& c : cases) {
-        RandomLayer random(
-            {.hidden_size = 192, .intermediate_size = 16, .num_experts = c.num_experts, .has_router = true});
-        MoeWeights& weights = random.weights();
-        weights.config.router = c.config;
-        std::vector<float> bias(static_cast<std::size_t>(c.num_experts));
-        std::normal_distribution<float> normal(0, 0.05F);
-        for (float& b : bias) b = normal(random.random());
-        if (c.has_bias) weights.router_bias = TensorView{bias.data(), DType::f32, {c.num_experts}, {}};
-        const auto backend = open_backend("cuda");
-        const auto layer =
-            backend->prepare(backend->plan({.config = weights.config, .max_tokens = 64}), weights);
-        Input input = random_input(weights.config, 64, c.config.top_k, Ids::distinct, random.random());
-        input.hidden[5] = 0x7FC0;  // a NaN: ids 0, 1, 2, ... and NaN weights
-        const Shape shape{64, c.config.top_k};
-        std::vector<std::int32_t> ids(input.ids.size(), -7);
-        std::vector<float> top_k_weights(input.ids.size(), -7);
-        layer->route(hidden_view(input, 192), {ids.data(), DType::i32, shape, {}},
-                     {top_k_weights.data(), DType::f32, shape, {}});
-        std::size_t differing = 0;
-        for (std::int64_t t = 0; t < 64; ++t) {
-            std::vector<std::int32_t> expected_ids(static_cast<std::size_t>(c.config.top_k));
-            std::vector<float> expected_weights(expected_ids.size());
-            moe::route_token(weights.config, weights.router, weights.router_bias,
-                             input.hidden.data() + t * 192, expected_ids.data(), expected_weights.data());
-            for (std::size_t j = 0; j < expected_ids.size(); ++j) {
-                const std::size_t slot = static_cast<std::size_t>(t) * expected_ids.size() + j;
-                differing += ids[slot] != expected_ids[j] || !same(top_k_weights[slot], expected_weights[j]);
-            }
-        }
-        EXPECT_EQ(differing, 0U) << c.num_experts << " experts, of " << ids.size() << " slots";
-    }
-}
 
 template <class Call>
 std::string refusal(const Call& call, ErrorKind kind) {
@@ -87,24 +31,51 @@ std::string refusal(const Call& call, ErrorKind kind) {
     return "";
 }
 
+/// Takes all of the device's memory but `left` bytes.
+class Hog {
+public:
+    explicit Hog(std::size_t left) {
+        std::size_t total_bytes = 0;
+        check_cuda(cudaMemGetInfo(&free_, &total_bytes));
+        check_cuda(cudaMalloc(&data_, free_ - left));
+        check_cuda(cudaMemGetInfo(&free_, &total_bytes));
+    }
+    ~Hog() { cudaFree(data_); }
+    Hog(const Hog&) = delete;
+    Hog& operator=(const Hog&) = delete;
+    std::size_t left() const { return free_; }
+
+private:
+    void* data_ = nullptr;
+    std::size_t free_ = 0;
+};
+
 TEST_F(CudaLayer, MemoryThatDoesNotSufficeIsNamedWithBothSizes) {
     const auto backend = open_backend("cuda");
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes));
-    void* hog = nullptr;
-    const std::size_t left = std::size_t{64} << 20;
-    check_cuda(cudaMalloc(&hog, free_bytes - left));
     RandomLayer large({.hidden_size = 2048, .intermediate_size = 4096, .num_experts = 8});
-    const std::string sentence = refusal(
-        [&] {
-            backend->prepare(backend->plan({.config = large.weights().config, .max_tokens = 1}),
-                             large.weights());
-        },
-        ErrorKind::machine);
-    cudaFree(hog);
-    EXPECT_NE(sentence.find("bytes are needed"), std::string::npos) << sentence;
-    EXPECT_NE(sentence.find("are free"), std::string::npos) << sentence;
+    const Plan plan = backend->plan({.config = large.weights().config, .max_tokens = 1});
+    const Hog hog(std::size_t{64} << 20);
+    const std::string sentence =
+        refusal([&] { backend->prepare(plan, large.weights()); }, ErrorKind::machine);
+    EXPECT_NE(sentence.find(std::to_string(plan.weight_bytes) + " bytes are needed"), std::string::npos)
+        << sentence;
+    EXPECT_NE(sentence.find(" are free"), std::string::npos) << sentence;
+}
+
+TEST_F(CudaLayer, PreparingTakesAtMost1Point1LayersOfMemory) {
+    constexpr int kNumExperts = 40;
+    constexpr std::size_t kLayerBytes =
+        std::size_t{3} * 2048 * 2048 * 9 / 16 * kNumExperts;  // of codes, scales
+    RandomLayer random({.hidden_size = 2048, .intermediate_size = 2048, .num_experts = 2});
+    MoeWeights& weights = random.weights();
+    weights.config.num_experts = kNumExperts;
+    for (std::size_t e = 2; e < kNumExperts; ++e) weights.experts.push_back(weights.experts[e % 2]);
+    const auto backend = open_backend("cuda");
+    const Plan plan = backend->plan({.config = weights.config, .max_tokens = 4});
+    backend->prepare(plan, weights);  // what the backend allocates once is there
+    const Hog hog(kLayerBytes + kLayerBytes / 10);
+    EXPECT_LE(hog.left(), kLayerBytes * 11 / 10);
+    EXPECT_NO_THROW(backend->prepare(plan, weights)) << hog.left() << " bytes for " << kLayerBytes;
 }
 
 TEST_F(CudaLayer, RefusesTensorsOfAnotherDevice) {
