@@ -18,7 +18,7 @@ struct Case {
 };
 
 /// Sizes: K = 16 * odd is no multiple of any kernel's step, N = 48 and 80 of no tile of 32 rows, 1856, 704,
-/// 2880 and 192 of none of 128 or 256.
+/// 2880 and 192 of none of 128, 1408 of none of 256.
 inline const std::vector<Case>& cases() {
     static const std::vector<Case> list = {
         {.name = "one_token", .layer = {256, 128, 8}, .num_tokens = 1},
@@ -26,6 +26,7 @@ inline const std::vector<Case>& cases() {
         {.name = "smallest", .layer = {16, 16, 1}, .num_tokens = 1, .top_k = 1},
         {.name = "odd_sizes", .layer = {208, 80, 4}},
         {.name = "hidden_2880", .layer = {2880, 48, 3}},
+        {.name = "intermediate_1408", .layer = {48, 1408, 3}},
         {.name = "intermediate_1856", .layer = {48, 1856, 3}},
         {.name = "hidden_704_intermediate_192", .layer = {704, 192, 3}, .num_tokens = 9},
         {.name = "top_1", .layer = {80, 48, 6}, .top_k = 1},
