@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "backends/cpu/kernel_list.hpp"
 #include "backends/cpu/limits.hpp"
 #include "backends/cpu/workers.hpp"
+#include "random_bytes.hpp"
 
 namespace moe4::cpu {
 namespace {
@@ -28,28 +27,8 @@ std::size_t working_set() {
     return std::max<std::size_t>(4 * memory_sizes().last_level_cache, std::size_t{128} << 20);
 }
 
-struct Free {
-    void operator()(std::uint8_t* bytes) const { std::free(bytes); }
-};
-using Bytes = std::unique_ptr<std::uint8_t, Free>;
-
-Bytes random_bytes(std::size_t size, std::mt19937_64& random) {
-    Bytes bytes(static_cast<std::uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
-    for (std::size_t i = 0; i < size; ++i) bytes.get()[i] = static_cast<std::uint8_t>(random() & 0x77U);
-    return bytes;
-}
-
 Nvfp4View matrix(const std::uint8_t* bytes, std::int64_t rows, std::int64_t cols) {
     return {bytes, bytes + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
-}
-
-/// bf16 of magnitudes in [1, 2): normal numbers, so that nothing is slow because it is subnormal.
-Bytes random_hidden(std::int64_t count, std::mt19937_64& random) {
-    Bytes bytes(static_cast<std::uint8_t*>(std::aligned_alloc(64, static_cast<std::size_t>(count) * 2)));
-    auto* values = reinterpret_cast<std::uint16_t*>(bytes.get());
-    for (std::int64_t i = 0; i < count; ++i)
-        values[i] = static_cast<std::uint16_t>(0x3F80U | (random() & 0x807FU));
-    return bytes;
 }
 
 /// Copies of one expert as a kernel reads it.
