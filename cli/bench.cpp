@@ -265,7 +265,7 @@ void add_bench(CLI::App& app, Action& action) {
         "GB/s are of packed weights (4.5 bits each) of the experts hit; layers are rotated over copies, so "
         "that weights\n"
         "come from memory. Example:\n"
-        "  moe4 bench --shape qwen3-30b-a3b,deepseek-v3 --tokens 1,8,64 --html report.html");
+        "  moe4 bench --shape qwen3-30b-a3b deepseek-v3 --tokens 1,8,64 --html report.html");
     command->add_option("--shape", options->shapes, "models, or one HIDDEN,INTERMEDIATE,EXPERTS,TOP_K each")
         ->type_name("NAME|H,I,E,k ...")
         ->capture_default_str();
