@@ -37,12 +37,30 @@ TEST(Plan, AForcedKernelIsTheOneAndTheOthersSayWhyNot) {
     EXPECT_EQ(wrong.exit_code, 3);
 }
 
-TEST(Plan, CudaWithoutADeviceSaysSo) {
+TEST(Plan, CudaThatIsNotThereSaysWhy) {
     const CheckpointFixture checkpoint;
-    const Finished finished = moe4({"plan", checkpoint.write().string(), "--layer", "0", "--backend", "cuda"},
-                                   {{"CUDA_VISIBLE_DEVICES", ""}});
-    EXPECT_TRUE(finished.exit_code == 3 || finished.exit_code == 5) << finished.exit_code;
-    EXPECT_NE(finished.err.find("CUDA"), std::string::npos) << finished.err;
+    const Finished finished =
+        moe4({"plan", checkpoint.write().string(), "--layer", "0", "--backend", "cuda", "--json"},
+             {{"CUDA_VISIBLE_DEVICES", ""}});
+    const auto message = json_error(finished).at("message").get<std::string>();
+    if (MOE4_HAS_CUDA) {
+        EXPECT_EQ(finished.exit_code, 5);
+        EXPECT_EQ(message.rfind("no device: the CUDA driver ", 0), 0U) << message;
+    } else {
+        EXPECT_EQ(finished.exit_code, 3);
+        EXPECT_EQ(message, "moe4 was not built with CUDA");
+    }
+}
+
+TEST(Plan, InPlaceOwnsNoWeights) {
+    const CheckpointFixture checkpoint;
+    for (const char* mode : {"w4a16", "w4a4"}) {
+        const nlohmann::json document = moe4({"plan", checkpoint.write().string(), "--layer", "0", "--mode",
+                                              mode, "--layout", "in-place", "--backend", "cpu", "--json"})
+                                            .json();
+        EXPECT_EQ(document.at("layout"), "in-place");
+        EXPECT_EQ(document.at("weight_bytes"), 0);
+    }
 }
 
 TEST(Plan, UnknownActivationIsRefusedByName) {

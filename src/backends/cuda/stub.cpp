@@ -6,7 +6,7 @@ namespace moe4::cuda {
 
 namespace {
 
-constexpr const char* kReason = "moe4 was built without CUDA";
+constexpr const char* kReason = "moe4 was not built with CUDA";
 
 }  // namespace
 
