@@ -336,6 +336,27 @@ TEST_P(CpuLayerBits, AreThoseOfPackedKernelsThatMix) {
     }
 }
 
+TEST(CpuLayer, InPlaceReadsTheBytesItWasGivenAndKeepsTheirOwner) {
+    for (const Precision precision : kPrecisions) {
+        RandomLayer random({});
+        MoeWeights& weights = random.weights();
+        const auto bytes_owner = std::make_shared<int>();
+        weights.owner = bytes_owner;
+        Problem problem = problem_of(weights, precision, 4, 2);
+        problem.layout = WeightLayout::in_place;
+        auto layer = make_layer(weights, problem);
+        const Input input = random_input(weights.config, 4, 2, Ids::distinct, random.random());
+        const std::vector<float> before = run_layer<float>(*layer, input);
+        for (const ExpertWeights& expert : weights.experts)
+            RandomLayer::mutable_bytes(expert.down.weight.packed)[0] ^= 0x88U;  // the signs of two weights
+        EXPECT_NE(run_layer<float>(*layer, input), before);
+        weights.owner.reset();
+        EXPECT_EQ(bytes_owner.use_count(), 2) << "the layer's";
+        layer.reset();
+        EXPECT_EQ(bytes_owner.use_count(), 1);
+    }
+}
+
 /// An activation scale of w4a4 changes nothing in w4a16: neither what is reserved nor what is used.
 TEST(CpuWorkspace, OfW4a16IsTheSameForEveryActivationScale) {
     const Kernel kernel = dense_kernel<Precision::w4a4>();  // any that encodes

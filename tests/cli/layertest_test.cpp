@@ -136,6 +136,17 @@ TEST_F(Layertest, TakesTokensAndRoutingFromAFile) {
     }
 }
 
+TEST_F(Layertest, InPlaceIsTestedAlikeAndHasTheBitsOfPackedInW4a4) {
+    const auto document = [&](const char* mode, const char* layout) {
+        const Finished finished =
+            layertest({"--mode", mode, "--layout", layout, "--backend", "cpu", "--json"});
+        EXPECT_EQ(finished.exit_code, 0) << finished.err;
+        return finished.json();
+    };
+    EXPECT_EQ(document("w4a4", "in-place").at("engine"), document("w4a4", "auto").at("engine"));
+    EXPECT_EQ(document("w4a16", "in-place").at("cause"), "none");
+}
+
 TEST_F(Layertest, TheSeedAloneDecidesTheInput) {
     const std::string first = layertest({"--json", "--seed", "5"}).out;
     EXPECT_EQ(first, layertest({"--json", "--seed", "5"}).out);

@@ -1,4 +1,5 @@
 // moe4 run: against the library to the bit, refusals, and no half file whatever happens.
+#include <malloc.h>
 #include <signal.h>
 
 #include <bit>
@@ -273,6 +274,22 @@ TEST_F(Run, BatchesGiveTheBitsOfOneBatch) {
     EXPECT_EQ(f32_output(), library_output(wide.write(), 0, file, Precision::w4a4));
 }
 
+TEST_F(Run, InPlaceGivesTheBitsOfPackedInW4a4) {
+    const CheckpointFixture odd({.hidden_size = 208, .intermediate_size = 80});
+    const std::string input = LayerFile::random(70, 208, 4, 2).write(folder_ / "x.safetensors");
+    for (const char* scale : {"layer-max", "per-expert", "dynamic", "dynamic-token"}) {
+        std::vector<std::vector<float>> outputs;
+        for (const char* layout : {"auto", "in-place"}) {
+            const Finished finished = moe4({"run", odd.write().string(), "--layer", "0", "--input", input,
+                                            "--output", output(), "--output-dtype", "f32", "--mode", "w4a4",
+                                            "--act-scale", scale, "--layout", layout, "--backend", "cpu"});
+            ASSERT_EQ(finished.exit_code, 0) << finished.err;
+            outputs.push_back(f32_output());
+        }
+        EXPECT_EQ(outputs[0], outputs[1]) << scale;
+    }
+}
+
 TEST_F(Run, AnInterruptRemovesTheHalfFile) {
     const LayerFile file = LayerFile::random(20000, 64, 4, 4);
     const std::string input = file.write(folder_ / "x.safetensors");
@@ -307,26 +324,41 @@ void multiply_experts(CheckpointFixture& checkpoint, int num_experts) {
     checkpoint.config["num_experts"] = num_experts;
 }
 
-TEST_F(Run, PeakMemoryIsWithin1Point1LayersAnd64MB) {
+class RunMemory : public Run {
+protected:
+    void SetUp() override {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "a sanitizer's shadow memory is not the layer's";
+        GTEST_SKIP() << "a sanitizer's shadow memory is not the layer's";
 #endif
-    constexpr int kNumExperts = 30;
-    CheckpointFixture large(
-        {.hidden_size = 2048, .intermediate_size = 1024, .num_experts = 2, .top_k = 2, .num_layers = 1});
-    multiply_experts(large, kNumExperts);
-    const std::string input = LayerFile::random(512, 2048, kNumExperts, 8).write(folder_ / "x.safetensors");
-    const double layer_bytes = kNumExperts * 3.0 * 2048 * 1024 * 9 / 16;
-    for (const char* mode : {"w4a16", "w4a4"}) {
-        const Finished finished = moe4({"run", large.write().string(), "--layer", "0", "--input", input,
-                                        "--output", output(), "--mode", mode, "--backend", "cpu"});
-        ASSERT_EQ(finished.exit_code, 0) << finished.err;
-        const double peak = static_cast<double>(finished.peak_kilobytes) * 1024.0;
-        std::printf("%s: peak %.1f MB, the layer has %.1f MB\n", mode, peak * 1e-6, layer_bytes * 1e-6);
-        RecordProperty(std::string("peak_bytes_") + mode, std::to_string(peak));
-        EXPECT_LE(peak, 1.1 * layer_bytes + 64e6);
+        multiply_experts(large_, kNumExperts);
+        checkpoint_folder_ = large_.write().string();
+        input_ = LayerFile::random(512, 2048, kNumExperts, 8).write(folder_ / "x.safetensors");
     }
-}
+    void expect_peak(const std::string& layout, double most_bytes) {
+        ::malloc_trim(0);  // a command's peak is at least what this process has when it forks
+        for (const char* mode : {"w4a16", "w4a4"}) {
+            const Finished finished =
+                moe4({"run", checkpoint_folder_, "--layer", "0", "--input", input_, "--output", output(),
+                      "--mode", mode, "--backend", "cpu", "--layout", layout});
+            ASSERT_EQ(finished.exit_code, 0) << finished.err;
+            const double peak = static_cast<double>(finished.peak_kilobytes) * 1024.0;
+            std::printf("%s %s: peak %.1f MB, the layer has %.1f MB\n", mode, layout.c_str(), peak * 1e-6,
+                        kLayerBytes * 1e-6);
+            RecordProperty(std::string("peak_bytes_") + mode, std::to_string(peak));
+            EXPECT_LE(peak, most_bytes);
+        }
+    }
+
+    static constexpr int kNumExperts = 30;
+    static constexpr double kLayerBytes = kNumExperts * 3.0 * 2048 * 1024 * 9 / 16;
+    CheckpointFixture large_{
+        {.hidden_size = 2048, .intermediate_size = 1024, .num_experts = 2, .top_k = 2, .num_layers = 1}};
+    std::string checkpoint_folder_, input_;
+};
+
+TEST_F(RunMemory, PeaksWithin1Point1LayersAnd64MB) { expect_peak("auto", 1.1 * kLayerBytes + 64e6); }
+
+TEST_F(RunMemory, PeaksInPlaceWithinTheLayerAnd64MB) { expect_peak("in-place", kLayerBytes + 64e6); }
 
 }  // namespace
 }  // namespace moe4::test
