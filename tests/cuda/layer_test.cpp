@@ -50,6 +50,21 @@ private:
     std::size_t free_ = 0;
 };
 
+TEST_F(CudaLayer, WhatTheRouterCannotDoMattersToItsUsersAlone) {
+    const auto backend = open_backend("cuda");
+    const auto route = [&](const RandomLayer& random, int top_k) {
+        Problem problem{.config = random.weights().config, .max_tokens = 1, .top_k = 2};
+        problem.config.router.top_k = top_k;
+        backend->prepare(backend->plan(problem), random.weights())->route({}, {}, {});
+    };
+    const RandomLayer with_router({.num_experts = 64, .has_router = true});
+    const RandomLayer without({.num_experts = 64});
+    EXPECT_NE(refusal([&] { route(with_router, 40); }, ErrorKind::unsupported).find("at most 1024 and 32"),
+              std::string::npos);
+    EXPECT_EQ(refusal([&] { route(without, 2); }, ErrorKind::unsupported),
+              "the layer has no router of its own");
+}
+
 TEST_F(CudaLayer, MemoryThatDoesNotSufficeIsNamedWithBothSizes) {
     const auto backend = open_backend("cuda");
     RandomLayer large({.hidden_size = 2048, .intermediate_size = 4096, .num_experts = 8});

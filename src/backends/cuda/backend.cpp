@@ -39,8 +39,7 @@ public:
 
     void route(TensorView hidden, MutableTensorView ids, MutableTensorView weights,
                Stream stream) const override {
-        if (!layer_.router)
-            throw Error(ErrorKind::unsupported, "the weights of this layer came without a router");
+        if (layer_.router_refusal) throw Error(*layer_.router_refusal);
         const Device device = device_of(hidden);
         moe::check_route_arguments(layer_.problem.config, hidden, ids, weights, placement(device));
         const std::int64_t num_tokens = moe::num_tokens_of(hidden);
@@ -112,9 +111,9 @@ private:
                        cudaStream_t stream) const {
         const MoeConfig& config = layer_.problem.config;
         cuda::route({.hidden = static_cast<const std::uint16_t*>(hidden),
-                     .router = layer_.router->weights.data(),
-                     .router_is_f32 = layer_.router->dtype == DType::f32,
-                     .bias = reinterpret_cast<const float*>(layer_.router->bias.data()),
+                     .router = layer_.router.weights.data(),
+                     .router_is_f32 = layer_.router.dtype == DType::f32,
+                     .bias = reinterpret_cast<const float*>(layer_.router.bias.data()),
                      .num_tokens = num_tokens,
                      .hidden_size = config.hidden_size,
                      .num_experts = config.num_experts,

@@ -184,6 +184,16 @@ std::vector<float> as_floats(const TensorView& tensor) {
     return values;
 }
 
+/// Matters to those who route alone.
+std::optional<Error> router_refusal(const MoeConfig& config, const MoeWeights& weights) {
+    try {
+        moe::check_router(config, weights.router, weights.router_bias);
+    } catch (const Error& error) {
+        return error;
+    }
+    return std::nullopt;
+}
+
 DeviceRouter upload_router(const MoeWeights& weights) {
     DeviceRouter router;
     router.dtype = weights.router.dtype;
@@ -287,13 +297,12 @@ PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows,
     moe::check_weights_fit(problem, moe::held_experts(problem.experts, problem.config.num_experts), weights);
     const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
     moe::check_weights(weights, problem.experts, parallel_for);
-    if (weights.router.data != nullptr)
-        moe::check_router(problem.config, weights.router, weights.router_bias);
 
     PreparedLayer layer = allocate_layer(problem, wgmma_min_rows, device);
     set_scales(layer, scale_values(layer, weights, inputs));
     upload_experts(layer, weights, uploads);
-    if (weights.router.data != nullptr) layer.router = upload_router(weights);
+    layer.router_refusal = router_refusal(problem.config, weights);
+    if (!layer.router_refusal) layer.router = upload_router(weights);
     return layer;
 }
 

@@ -12,6 +12,7 @@
 #include "backends/cuda/upload.hpp"
 #include "moe/problem.hpp"
 #include "moe4/backend.hpp"
+#include "moe4/error.hpp"
 
 namespace moe4::cuda {
 
@@ -65,8 +66,9 @@ struct PreparedLayer {
     ExpertScales scales{};
     WeightMaps gate_up_maps[sm90::kNumMmaShapes], down_maps[sm90::kNumMmaShapes];
     WeightMaps wgmma_gate_up_maps[sm90::kNumWgmmaShapes], wgmma_down_maps[sm90::kNumWgmmaShapes];
-    std::optional<DeviceRouter> router;
     std::unique_ptr<CounterPool> counters;
+    std::optional<Error> router_refusal;  // what route() throws; else there is a router
+    DeviceRouter router;
 
     int num_held() const { return held.last - held.first; }
 };
