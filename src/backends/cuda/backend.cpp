@@ -28,11 +28,11 @@ class CudaLayer final : public Layer {
 public:
     CudaLayer(Plan plan, PreparedLayer layer) : plan_(std::move(plan)), layer_(std::move(layer)) {}
     ~CudaLayer() override {
-        int previous = 0;
-        cudaGetDevice(&previous);
-        cudaSetDevice(layer_.device);
-        layer_ = {};
-        cudaSetDevice(previous);
+        try {
+            const DeviceScope scope(layer_.device);
+            layer_ = {};
+        } catch (const Error&) {  // the device failed, or the process ends
+        }
     }
 
     const Plan& plan() const override { return plan_; }
