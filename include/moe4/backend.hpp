@@ -25,7 +25,7 @@ enum class ActivationScale : std::uint8_t {
 /// Which form of the weights the kernels read.
 enum class WeightLayout : std::uint8_t {
     automatic,  // packed where a kernel has a layout of its own
-    packed,     // rearranged once by prepare(), same size
+    packed,     // rearranged once by prepare(), same size; cuda has no such kernel
     in_place,   // the checkpoint's bytes: on the CPU borrowed, with MoeWeights::owner; on a GPU a copy
 };
 

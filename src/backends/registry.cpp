@@ -44,6 +44,17 @@ KernelRequest requested_kernel(const BackendOptions& options) {
     return {variable, "MOE4_KERNEL is"};
 }
 
+void check_known(const KernelRequest& request, const std::string& device,
+                 const std::vector<std::string_view>& names) {
+    std::string known;
+    for (const std::string_view name : names) {
+        if (request.kernel.empty() || name == request.kernel) return;
+        known.append(known.empty() ? "" : ", ").append(name);
+    }
+    throw Error(ErrorKind::invalid_argument, request.source + " \"" + request.kernel + "\", which no " +
+                                                 device + " kernel is called, expected one of " + known);
+}
+
 std::vector<BackendInfo> backends() {
     std::vector<BackendInfo> infos;
     for (const Entry& entry : kBackends) infos.push_back(entry.info());

@@ -3,6 +3,8 @@
 // knows of it.
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "moe4/backend.hpp"
 #include "moe4/grouped_tokens.hpp"
@@ -14,6 +16,9 @@ struct KernelRequest {
     std::string source;  // "the options ask for" or "MOE4_KERNEL is", to begin a sentence with
 };
 KernelRequest requested_kernel(const BackendOptions&);
+
+/// Throws invalid_argument, listing the names, where another kernel is asked for. `device`: "CPU", "CUDA".
+void check_known(const KernelRequest&, const std::string& device, const std::vector<std::string_view>& names);
 }  // namespace moe4
 
 namespace moe4::cpu {

@@ -28,8 +28,16 @@ void check_matrix(const MoeWeights& weights, int expert, Projection projection, 
 
 }  // namespace
 
+std::string_view precision_name(Precision precision) {
+    return precision == Precision::w4a4 ? "w4a4" : "w4a16";
+}
+
 int slots_per_token(const Problem& problem) {
     return problem.top_k > 0 ? problem.top_k : problem.config.router.top_k;
+}
+
+HeldExperts held_experts(const Problem& problem) {
+    return held_experts(problem.experts, problem.config.num_experts);
 }
 
 void check_problem(const Problem& problem) {

@@ -5,8 +5,12 @@
 
 namespace moe4::moe {
 
+std::string_view precision_name(Precision);
+
 /// Slots per token: Problem::top_k, or the router's.
 int slots_per_token(const Problem&);
+
+HeldExperts held_experts(const Problem&);
 
 /// Throws invalid_argument for sizes, slots or tokens that no layer has.
 void check_problem(const Problem&);

@@ -41,6 +41,7 @@ std::string_view projection_name(Projection);  // "gate_proj", "up_proj", "down_
 struct HeldExperts {
     int first = 0;
     int last = 0;
+    int count() const { return last - first; }
     bool contains(std::int32_t id) const { return id >= first && id < last; }
 };
 HeldExperts held_experts(const ExpertRange&, int num_experts);

@@ -372,7 +372,7 @@ TEST(CpuWorkspace, OfW4a16IsTheSameForEveryActivationScale) {
 
 INSTANTIATE_TEST_SUITE_P(Precisions, CpuLayerBits, ::testing::ValuesIn(kPrecisions),
                          [](const auto& parameters) {
-                             return std::string(precision_name(parameters.param));
+                             return std::string(moe::precision_name(parameters.param));
                          });
 
 // The pieces of a phase have a table of their own in the workspace: too many of them would overwrite the

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "moe/problem.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
@@ -209,7 +210,7 @@ TEST(Environment, KernelIsForcedAndTheOptionGoesFirst) {
 TEST(KernelList, NamesAreUniqueAndSayThePrecision) {
     for (const Kernel* kernel : kernel_list()) {
         const std::string_view name = kernel->name;
-        EXPECT_NE(name.find(precision_name(kernel->precision)), std::string_view::npos) << name;
+        EXPECT_NE(name.find(moe::precision_name(kernel->precision)), std::string_view::npos) << name;
         int count = 0;
         for (const Kernel* other : kernel_list()) count += name == other->name ? 1 : 0;
         EXPECT_EQ(count, 1) << name;

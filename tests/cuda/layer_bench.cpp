@@ -83,8 +83,7 @@ void fill_weights(PreparedLayer& layer, std::mt19937& random) {
 class Bench {
 public:
     Bench(const Problem& problem, int copies)
-        : problem_(problem),
-          min_rows_(wgmma_min_rows(choose_kernels(problem, problem.config.num_experts, ""))) {
+        : problem_(problem), min_rows_(select(problem, "").wgmma_min_rows) {
         check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
         for (int i = 0; i < copies; ++i) {

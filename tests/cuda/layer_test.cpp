@@ -165,7 +165,8 @@ TEST(CudaKernels, WgmmaStartsAtMoreRowsWhereThereAreFewTiles) {
     const auto min_rows = [](int num_experts, std::int64_t intermediate_size, const char* kernel = "") {
         Problem problem;
         problem.config.intermediate_size = intermediate_size;
-        return cuda::wgmma_min_rows(cuda::choose_kernels(problem, num_experts, kernel));
+        problem.config.num_experts = num_experts;
+        return cuda::select(problem, kernel).wgmma_min_rows;
     };
     EXPECT_EQ(min_rows(128, 768), 11);
     EXPECT_EQ(min_rows(8, 4608), 24);
@@ -177,12 +178,27 @@ TEST(CudaKernels, WgmmaStartsAtMoreRowsWhereThereAreFewTiles) {
 
 TEST(CudaKernels, BatchInvarianceLeavesTheOneThatSumsAlikeAtEverySize) {
     Problem problem{.precision = Precision::w4a4};
-    EXPECT_EQ(cuda::choose_kernels(problem, 8, "").choices.size(), 2U);
+    problem.config.num_experts = 8;
+    EXPECT_EQ(cuda::select(problem, "").choices.size(), 2U);
     problem.batch_invariant = true;
-    const Plan plan = cuda::choose_kernels(problem, 8, "");
-    ASSERT_EQ(plan.choices.size(), 1U);
-    EXPECT_EQ(plan.choices[0].kernel, "sm90_w4a4_wgmma");
-    EXPECT_NE(plan.rejections.back().reason.find("batch_invariant"), std::string::npos);
+    const cuda::Selection selection = cuda::select(problem, "");
+    ASSERT_EQ(selection.choices.size(), 1U);
+    EXPECT_EQ(selection.choices[0].kernel, "sm90_w4a4_wgmma");
+    ASSERT_EQ(selection.rejections.size(), 1U) << "those of the other precision are not listed";
+    EXPECT_NE(selection.rejections[0].reason.find("batch_invariant"), std::string::npos);
+}
+
+TEST(CudaKernels, ARefusalGivesEveryReason) {
+    Problem problem{.layout = WeightLayout::packed};
+    problem.config.num_experts = 8;
+    EXPECT_EQ(refusal([&] { cuda::select(problem, ""); }, ErrorKind::unsupported),
+              "no CUDA kernel serves this w4a16 problem; sm90_w4a16_wgmma: reads the checkpoint's bytes, and "
+              "packed weights were asked for; sm90_w4a16_mma: reads the checkpoint's bytes, and packed "
+              "weights were asked for");
+    problem.layout = WeightLayout::automatic;
+    EXPECT_NE(refusal([&] { cuda::select(problem, "sm90_w4a4_mma"); }, ErrorKind::unsupported)
+                  .find("sm90_w4a4_mma: computes w4a4"),
+              std::string::npos);
 }
 
 TEST_F(CudaLayer, RunsOnTheDeviceAskedForAndLeavesTheCurrentOneAlone) {

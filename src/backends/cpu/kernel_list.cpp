@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "backends/registry.hpp"
+#include "moe/problem.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
@@ -60,17 +61,6 @@ std::string environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-void check_known(const std::string& kernel, const std::string& asked_by) {
-    std::string known;
-    for (const Kernel* each : kKernels) {
-        if (each->name == kernel) return;
-        if (!known.empty()) known += ", ";
-        known += each->name;
-    }
-    throw Error(ErrorKind::invalid_argument,
-                asked_by + " \"" + kernel + "\", which no CPU kernel is called, expected one of " + known);
-}
-
 std::string layout_name(const Kernel& kernel) {
     return kernel.layout == nullptr ? "the checkpoint in place"
                                     : "weights packed as " + std::string(kernel.layout->name);
@@ -79,7 +69,7 @@ std::string layout_name(const Kernel& kernel) {
 Support serves(const Kernel& kernel, const Problem& problem, const Allowed& allowed) {
     if (!allowed.kernel.empty() && allowed.kernel != kernel.name) return {allowed.kernel + " was asked for"};
     if (kernel.precision != problem.precision)
-        return {"computes " + std::string(precision_name(kernel.precision))};
+        return {"computes " + std::string(moe::precision_name(kernel.precision))};
     if (const Support available = availability(kernel, allowed); !available) return available;
     if (problem.layout == WeightLayout::in_place && kernel.layout != nullptr)
         return {"reads " + layout_name(kernel) + ", and the checkpoint in place was asked for"};
@@ -102,10 +92,6 @@ Support joins(const Kernel& kernel, const std::vector<const Kernel*>& chosen) {
 
 }  // namespace
 
-std::string_view precision_name(Precision precision) {
-    return precision == Precision::w4a4 ? "w4a4" : "w4a16";
-}
-
 std::span<const Kernel* const> kernel_list() { return kKernels; }
 
 Allowed read_allowed(const BackendOptions& options) {
@@ -115,7 +101,9 @@ Allowed read_allowed(const BackendOptions& options) {
         allowed.ceiling = isa_up_to(level);
         allowed.ceiling_name = "MOE4_ISA=" + level;
     }
-    if (!request.kernel.empty()) check_known(request.kernel, request.source);
+    std::vector<std::string_view> names;
+    for (const Kernel* kernel : kKernels) names.emplace_back(kernel->name);
+    check_known(request, "CPU", names);
     return allowed;
 }
 
@@ -142,8 +130,8 @@ Selection select(std::span<const Kernel* const> list, const Problem& problem, co
     }
     if (selection.kernels.empty()) {
         throw Error(ErrorKind::unsupported, "no CPU kernel serves this " +
-                                                std::string(precision_name(problem.precision)) + " problem" +
-                                                reasons);
+                                                std::string(moe::precision_name(problem.precision)) +
+                                                " problem" + reasons);
     }
     return selection;
 }

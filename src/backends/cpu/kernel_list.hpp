@@ -37,6 +37,4 @@ struct Selection {
 /// Walks the list best first. Throws unsupported with every kernel's reason when none is left.
 Selection select(std::span<const Kernel* const> list, const Problem&, const Allowed&);
 
-std::string_view precision_name(Precision);
-
 }  // namespace moe4::cpu

@@ -146,13 +146,15 @@ public:
 
     Plan plan(const Problem& problem) const override {
         moe::check_problem(problem);
-        const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
-        Plan plan = choose_kernels(problem, held.last - held.first, kernel_);
+        Selection selection = select(problem, kernel_);
+        Plan plan;
         plan.problem = problem;
         plan.backend = name();
         plan.layout = WeightLayout::in_place;
-        plan.workspace_bytes = workspace_bytes(problem, wgmma_min_rows(plan));
-        plan.weight_bytes = weight_layout(problem.config, held.last - held.first).bytes;
+        plan.choices = std::move(selection.choices);
+        plan.rejections = std::move(selection.rejections);
+        plan.workspace_bytes = workspace_bytes(problem, selection.wgmma_min_rows);
+        plan.weight_bytes = weight_layout(problem.config, moe::held_experts(problem).count()).bytes;
         return plan;
     }
 
@@ -161,7 +163,8 @@ public:
             refuse("the plan is of backend \"" + std::string(plan.backend) + "\", expected cuda");
         const DeviceScope scope(device_);
         plan = this->plan(plan.problem);  // a plan is a value that anyone may have edited
-        PreparedLayer layer = prepare_layer(plan.problem, wgmma_min_rows(plan), weights, device_, *uploads_);
+        const std::int64_t min_rows = select(plan.problem, kernel_).wgmma_min_rows;
+        PreparedLayer layer = prepare_layer(plan.problem, min_rows, weights, device_, *uploads_);
         return std::make_unique<CudaLayer>(std::move(plan), std::move(layer));
     }
 

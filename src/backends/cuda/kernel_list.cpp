@@ -1,6 +1,9 @@
 #include "backends/cuda/kernel_list.hpp"
 
+#include <limits>
+
 #include "backends/cuda/sm90/wgmma_shape.hpp"
+#include "moe/problem.hpp"
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -14,15 +17,32 @@ constexpr Kernel kKernels[] = {
      .precision = Precision::w4a16,
      .min_rows = 11,
      .min_rows_of_few_tiles = 24,
+     .is_wgmma = true,
      .is_batch_invariant = true},
     {.name = "sm90_w4a4_wgmma",
      .precision = Precision::w4a4,
      .min_rows = 11,
      .min_rows_of_few_tiles = 24,
+     .is_wgmma = true,
      .is_batch_invariant = true},
-    {.name = "sm90_w4a16_mma", .precision = Precision::w4a16, .min_rows = 0, .is_batch_invariant = false},
-    {.name = "sm90_w4a4_mma", .precision = Precision::w4a4, .min_rows = 0, .is_batch_invariant = false},
+    {.name = "sm90_w4a16_mma", .precision = Precision::w4a16},
+    {.name = "sm90_w4a4_mma", .precision = Precision::w4a4},
 };
+
+Support serves(const Kernel& kernel, const Problem& problem, int num_held, const std::string& asked_for) {
+    if (!asked_for.empty() && asked_for != kernel.name) return {asked_for + " was asked for"};
+    if (kernel.precision != problem.precision)
+        return {"computes " + std::string(moe::precision_name(kernel.precision))};
+    if (problem.layout == WeightLayout::packed)
+        return {"reads the checkpoint's bytes, and packed weights were asked for"};
+    if (problem.batch_invariant && !kernel.is_batch_invariant)
+        return {"splits its sums by how many tokens there are, and the problem is batch_invariant"};
+    if (num_held > moe::kMaxExperts) {
+        return {"groups tokens by at most " + std::to_string(moe::kMaxExperts) +
+                " experts, the range holds " + std::to_string(num_held)};
+    }
+    return {};
+}
 
 }  // namespace
 
@@ -40,51 +60,37 @@ std::string describe_device(const cudaDeviceProp& device) {
 }
 
 void check_known(const KernelRequest& request) {
-    std::string known;
-    for (const Kernel& each : kKernels) {
-        if (request.kernel.empty() || each.name == request.kernel) return;
-        known += (known.empty() ? "" : ", ") + std::string(each.name);
-    }
-    throw Error(ErrorKind::invalid_argument, request.source + " \"" + request.kernel +
-                                                 "\", which no CUDA kernel is called, expected one of " +
-                                                 known);
+    std::vector<std::string_view> names;
+    for (const Kernel& kernel : kKernels) names.push_back(kernel.name);
+    moe4::check_known(request, "CUDA", names);
 }
 
-Plan choose_kernels(const Problem& problem, int num_held, const std::string& kernel) {
-    Plan plan;
-    std::int64_t up_to = std::numeric_limits<std::int64_t>::max();
+Selection select(const Problem& problem, const std::string& kernel) {
+    constexpr std::int64_t kAllRows = std::numeric_limits<std::int64_t>::max();
+    const int num_held = moe::held_experts(problem).count();
     const bool has_few_tiles = !sm90::fills_512_rows(num_held, problem.config.intermediate_size);
-    const auto reason_against = [&](const Kernel& each) -> std::string {
-        if (!kernel.empty() && each.name != kernel) return "another kernel was asked for";
-        if (each.precision != problem.precision) return "computes another precision";
-        if (problem.batch_invariant && !each.is_batch_invariant)
-            return "splits its sums by how many tokens there are, and the problem is batch_invariant";
-        if (num_held > moe::kMaxExperts) {
-            return "groups tokens by at most " + std::to_string(moe::kMaxExperts) +
-                   " experts, the range holds " + std::to_string(num_held);
-        }
-        return {};
-    };
-    for (const Kernel& each : kKernels) {
-        std::string reason = reason_against(each);
-        if (!reason.empty()) {
-            plan.rejections.push_back({each.name, std::move(reason)});
-            continue;
-        }
-        plan.choices.insert(plan.choices.begin(), {.up_to_tokens_per_expert = up_to, .kernel = each.name});
-        up_to = (has_few_tiles ? each.min_rows_of_few_tiles : each.min_rows) - 1;
-    }
-    if (!plan.choices.empty()) return plan;
+    Selection selection;
     std::string reasons;
-    for (const Plan::Rejection& rejection : plan.rejections)
-        reasons += (reasons.empty() ? "" : "; ") + std::string(rejection.kernel) + ": " + rejection.reason;
-    throw Error(ErrorKind::unsupported, "no kernel of the cuda backend runs this problem: " + reasons);
-}
-
-std::int64_t wgmma_min_rows(const Plan& plan) {
-    // The choices are mma, wgmma or both, in this order.
-    if (!plan.choices.back().kernel.ends_with("_wgmma")) return std::numeric_limits<std::int64_t>::max();
-    return plan.choices.size() == 1 ? 0 : plan.choices.front().up_to_tokens_per_expert + 1;
+    std::int64_t up_to = kAllRows;
+    for (const Kernel& each : kKernels) {
+        const Support support = serves(each, problem, num_held, kernel);
+        if (support) {
+            const bool is_first = selection.choices.empty();
+            selection.wgmma_min_rows = each.is_wgmma ? 0 : is_first ? kAllRows : up_to + 1;
+            selection.choices.insert(selection.choices.begin(),
+                                     {.up_to_tokens_per_expert = up_to, .kernel = each.name});
+            up_to = (has_few_tiles ? each.min_rows_of_few_tiles : each.min_rows) - 1;
+        } else if (each.precision == problem.precision || each.name == kernel) {
+            reasons += "; " + std::string(each.name) + ": " + support.reason;
+            selection.rejections.push_back({each.name, support.reason});
+        }
+    }
+    if (selection.choices.empty()) {
+        throw Error(ErrorKind::unsupported, "no CUDA kernel serves this " +
+                                                std::string(moe::precision_name(problem.precision)) +
+                                                " problem" + reasons);
+    }
+    return selection;
 }
 
 }  // namespace moe4::cuda
