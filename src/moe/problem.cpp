@@ -64,8 +64,9 @@ void check_problem(const Problem& problem) {
     }
 }
 
-void check_weights_fit(const Problem& problem, HeldExperts held, const MoeWeights& weights) {
+void check_weights_fit(const Problem& problem, const MoeWeights& weights) {
     const MoeConfig& config = problem.config;
+    const HeldExperts held = held_experts(problem);
     if (weights.experts.size() != static_cast<std::size_t>(config.num_experts)) {
         refuse("the weights of layer " + std::to_string(weights.layer) + " have " +
                std::to_string(weights.experts.size()) + " experts, expected " +

@@ -16,7 +16,7 @@ HeldExperts held_experts(const Problem&);
 void check_problem(const Problem&);
 
 /// Throws invalid_argument for held experts whose matrices have other shapes than the problem or overlap.
-void check_weights_fit(const Problem&, HeldExperts, const MoeWeights&);
+void check_weights_fit(const Problem&, const MoeWeights&);
 
 /// Tells the weights' owner that a matrix was copied (MoeWeights::release).
 void release(const MoeWeights&, const Nvfp4View&);

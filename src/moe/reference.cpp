@@ -337,7 +337,7 @@ private:
 
 template <class Body>
 void for_each_expert(HeldExperts held, const ParallelFor& parallel_for, Body body) {
-    parallel(parallel_for, held.last - held.first, [&](int i) { body(held.first + i); });
+    parallel(parallel_for, held.count(), [&](int i) { body(held.first + i); });
 }
 
 }  // namespace

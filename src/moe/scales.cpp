@@ -160,7 +160,7 @@ void check_weights(const MoeWeights& weights, ExpertRange range, const ParallelF
     }
 
     std::atomic<int> lowest_bad = held.last;  // so that the message does not depend on the schedule
-    parallel(parallel_for, held.last - held.first, [&](int index) {
+    parallel(parallel_for, held.count(), [&](int index) {
         const int expert = held.first + index;
         if (expert >= lowest_bad || !is_bad(expert)) return;
         int seen = lowest_bad;

@@ -252,7 +252,7 @@ LayertestReport layertest(const Layer& layer, const MoeWeights& weights,
     }
     const bool has_slots = std::any_of(input.top_k_ids.begin(), input.top_k_ids.end(),
                                        [&](std::int32_t id) { return held.contains(id); });
-    const int num_held = held.last - held.first;
+    const int num_held = held.count();
     const int num_oracles = !has_slots ? 0 : runs_w4a4 ? 2 : 1;
     Progress steps(progress, num_held * ((reference ? 3 : 0) + 2 * num_oracles));
     const auto step = [&] { steps.step(); };

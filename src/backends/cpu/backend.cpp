@@ -90,7 +90,6 @@ public:
 
     Plan plan(const Problem& problem) const override {
         moe::check_problem(problem);
-        const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
         const Selection selection = select(kernel_list(), problem, allowed_);
         Plan plan;
         plan.problem = problem;
@@ -104,9 +103,10 @@ public:
                                 {.up_to_tokens_per_expert = up_to, .kernel = kernel->name});
             up_to = kernel->min_rows - 1;
         }
-        plan.workspace_bytes = workspace_layout(problem, moe::slots_per_token(problem),
-                                                held.last - held.first, selection.kernels, workers_->count())
-                                   .bytes;
+        plan.workspace_bytes =
+            workspace_layout(problem, moe::slots_per_token(problem), moe::held_experts(problem).count(),
+                             selection.kernels, workers_->count())
+                .bytes;
         plan.weight_bytes = packed_bytes(problem, layout);
         return plan;
     }

@@ -50,9 +50,8 @@ void pack(PreparedLayer& layer, const PackedLayout& layout, const MoeWeights& we
 
 std::size_t packed_bytes(const Problem& problem, const PackedLayout* layout) {
     if (layout == nullptr) return 0;
-    const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
     const PackedSizes sizes = packed_sizes(problem.config, *layout);
-    return static_cast<std::size_t>(held.last - held.first) * (sizes.gate_up + sizes.down);
+    return static_cast<std::size_t>(moe::held_experts(problem).count()) * (sizes.gate_up + sizes.down);
 }
 
 std::size_t PreparedLayer::kernel_index(std::int64_t num_rows) const {
@@ -66,13 +65,13 @@ PreparedLayer prepare_layer(const Problem& problem, std::vector<const Kernel*> k
     PreparedLayer layer;
     layer.problem = problem;
     layer.top_k = moe::slots_per_token(problem);
-    layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
+    layer.held = moe::held_experts(problem);
     layer.kernels = std::move(kernels);
     layer.workers = std::move(workers);
     layer.layout =
         workspace_layout(problem, layer.top_k, layer.num_held(), layer.kernels, layer.workers->count());
 
-    moe::check_weights_fit(problem, layer.held, weights);
+    moe::check_weights_fit(problem, weights);
     std::vector<moe::InputScales> scales(weights.experts.size(), {.gate_up = 1.0F, .down = 1.0F});
     if (problem.precision == Precision::w4a4) scales = moe::input_scales(weights, problem.activation_scale);
     moe::check_weights(weights, problem.experts, [&](int count, ThreadPool::Body body, void* context) {

@@ -32,7 +32,7 @@ struct PreparedLayer {
     std::unique_ptr<std::uint8_t, Free> packed;
     std::shared_ptr<const Workers> workers;
 
-    std::int64_t num_held() const { return held.last - held.first; }
+    std::int64_t num_held() const { return held.count(); }
     std::size_t kernel_index(std::int64_t num_rows) const;  // that serves an expert of so many rows
 };
 

@@ -29,8 +29,7 @@ static_assert(std::all_of(std::begin(sm90::kMmaShapes), std::end(sm90::kMmaShape
               "one stage loads while another is multiplied");
 
 std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
-    const moe::HeldExperts held = moe::held_experts(problem.experts, problem.config.num_experts);
-    return num_tokens * moe::slots_per_token(problem) / (held.last - held.first);
+    return num_tokens * moe::slots_per_token(problem) / moe::held_experts(problem).count();
 }
 
 bool may_group_x(const Problem& problem, std::int64_t wgmma_min_rows) {

@@ -281,7 +281,7 @@ PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows
     layer.wgmma_min_rows = wgmma_min_rows;
     layer.problem = problem;
     layer.top_k = moe::slots_per_token(problem);
-    layer.held = moe::held_experts(problem.experts, problem.config.num_experts);
+    layer.held = moe::held_experts(problem);
     layer.device = device;
     check(cudaDeviceGetAttribute(&layer.num_sms, cudaDevAttrMultiProcessorCount, device),
           "asking for the number of multiprocessors");
@@ -294,7 +294,7 @@ PreparedLayer allocate_layer(const Problem& problem, std::int64_t wgmma_min_rows
 
 PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows, const MoeWeights& weights,
                             int device, UploadPool& uploads) {
-    moe::check_weights_fit(problem, moe::held_experts(problem.experts, problem.config.num_experts), weights);
+    moe::check_weights_fit(problem, weights);
     const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
     moe::check_weights(weights, problem.experts, parallel_for);
 

@@ -70,7 +70,7 @@ struct PreparedLayer {
     std::optional<Error> router_refusal;  // what route() throws; else there is a router
     DeviceRouter router;
 
-    int num_held() const { return held.last - held.first; }
+    int num_held() const { return held.count(); }
 };
 
 /// Memory on the current device for the weights of a layer, and the maps that read it; nothing is copied yet.
