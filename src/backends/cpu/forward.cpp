@@ -159,10 +159,10 @@ private:
     }
 
     bool encodes_tokens(const Kernel& kernel) const {
-        return kernel.encode_rows != nullptr && !encodes_by_expert(layer_.problem);
+        return kernel.encode_rows != nullptr && !moe::has_expert_scales(layer_.problem);
     }
     bool encodes_blocks(const Kernel& kernel) const {
-        return kernel.encode_rows != nullptr && encodes_by_expert(layer_.problem);
+        return kernel.encode_rows != nullptr && moe::has_expert_scales(layer_.problem);
     }
     /// Of hidden: every token once a kernel, or the rows of every block.
     std::uint8_t* encoded_tokens(std::size_t kernel) const {
@@ -191,7 +191,7 @@ private:
                                     .rows = encoded_tokens(k)});
             });
         }
-        if (!encodes_by_expert(layer_.problem)) return;
+        if (!moe::has_expert_scales(layer_.problem)) return;
         for_each_block([&](int worker, const RowBlock& block) {
             if (!encodes_blocks(kernel(block))) return;
             auto* input_scale = at<float>(worker, layout_.worker_scales);
@@ -249,7 +249,7 @@ private:
         auto* gate_scale = at<float>(worker, layout_.worker_scales);
         float* up_scale = gate_scale + kMaxBlockRows;
         for (std::int64_t r = 0; r < block.num_rows; ++r) {
-            const float input_scale = encodes_by_expert(layer_.problem)
+            const float input_scale = moe::has_expert_scales(layer_.problem)
                                           ? expert.input_scale
                                           : token_scale_[row_token_[block.first_row + r]];
             gate_scale[r] = product(input_scale, expert.gate_scale);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backends/cpu/kernels/kernel.hpp"
+#include "moe/problem.hpp"
 #include "moe4/backend.hpp"
 
 namespace moe4::cpu {
@@ -66,20 +67,9 @@ struct WorkspaceLayout {
     std::int64_t max_pieces;
 };
 
-inline bool scales_need_all_of_h(const Problem& problem) {
-    return problem.precision == Precision::w4a4 &&
-           (problem.activation_scale == ActivationScale::dynamic ||
-            problem.activation_scale == ActivationScale::dynamic_token);
-}
-
-/// Whether A1 is a row's own: then a token is encoded once an expert.
-inline bool encodes_by_expert(const Problem& problem) {
-    return problem.precision == Precision::w4a4 && problem.activation_scale == ActivationScale::per_expert;
-}
-
 /// Whether the kernel leaves h as bf16 rows, to be encoded and gathered afterwards.
 inline bool stores_h_rows(const Kernel& kernel, const Problem& problem) {
-    return !kernel.encodes_h || scales_need_all_of_h(problem);
+    return !kernel.encodes_h || moe::has_dynamic_scales(problem);
 }
 
 inline std::size_t round_up(std::size_t bytes, std::size_t multiple) {
@@ -170,10 +160,10 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     layout.h_scale = reserve(num_rows * 4);
     layout.blocks = reserve(static_cast<std::size_t>(blocks) * sizeof(RowBlock));
     layout.pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
-    layout.encoded =
-        reserve(needs.encoded_row_bytes *
-                (encodes_by_expert(problem) ? num_rows
-                                            : kernels.size() * static_cast<std::size_t>(problem.max_tokens)));
+    layout.encoded = reserve(needs.encoded_row_bytes *
+                             (moe::has_expert_scales(problem)
+                                  ? num_rows
+                                  : kernels.size() * static_cast<std::size_t>(problem.max_tokens)));
     layout.h_panels = reserve(panels_bound(kernels, rows, blocks, intermediate));
     layout.h_rows = reserve(needs.stores_h_rows ? num_rows * static_cast<std::size_t>(intermediate) * 2 : 0);
 

@@ -33,7 +33,7 @@ std::int64_t rows_per_expert(const Problem& problem, std::int64_t num_tokens) {
 }
 
 bool may_group_x(const Problem& problem, std::int64_t wgmma_min_rows) {
-    return codes_depend_on_expert(problem) || rows_per_expert(problem, problem.max_tokens) >= wgmma_min_rows;
+    return moe::has_expert_scales(problem) || rows_per_expert(problem, problem.max_tokens) >= wgmma_min_rows;
 }
 
 class Forward {
@@ -50,9 +50,9 @@ public:
 
     void run() const {
         if (const auto few = few_tokens_task()) return run_few_tokens(*few);
-        if (scales_belong_to_rows()) scale_x();
+        if (has_dynamic_scales()) scale_x();
         arrange();
-        if (scales_belong_to_rows()) {
+        if (has_dynamic_scales()) {
             multiply(true, false);
             requantize_h();
             multiply(false, true);
@@ -70,16 +70,14 @@ private:
         return reinterpret_cast<T*>(in_.workspace + offset);
     }
     bool is_w4a4() const { return layer_.problem.precision == Precision::w4a4; }
-    bool is_shared() const { return layer_.problem.activation_scale == ActivationScale::dynamic; }
-    bool scales_belong_to_rows() const {
-        return is_w4a4() &&
-               (is_shared() || layer_.problem.activation_scale == ActivationScale::dynamic_token);
-    }
-    bool groups_x() const { return choice_.uses_wgmma || codes_depend_on_expert(layer_.problem); }
+    bool has_dynamic_scales() const { return moe::has_dynamic_scales(layer_.problem); }
+    bool has_one_scale() const { return layer_.problem.activation_scale == ActivationScale::dynamic; }
+    bool groups_x() const { return choice_.uses_wgmma || moe::has_expert_scales(layer_.problem); }
     std::int32_t* num_segments() const { return workspace<std::int32_t>(at_.counts); }
     std::int32_t* num_rows() const { return num_segments() + 1; }
     std::uint32_t* largest_of_batch(Half half) const {
-        return is_shared() ? workspace<std::uint32_t>(at_.counts) + (half == Half::gate_up ? 2 : 3) : nullptr;
+        return has_one_scale() ? workspace<std::uint32_t>(at_.counts) + (half == Half::gate_up ? 2 : 3)
+                               : nullptr;
     }
 
     int largest_segment() const {
@@ -94,7 +92,7 @@ private:
     const sm90::WgmmaShape& wgmma_shape() const { return sm90::kWgmmaShapes[choice_.wgmma_shape]; }
 
     Grouping grouping() const {
-        const bool reads_row_token = !groups_x() || scales_belong_to_rows();
+        const bool reads_row_token = !groups_x() || has_dynamic_scales();
         return {.num_segments = num_segments(),
                 .num_rows = num_rows(),
                 .segments = workspace<Segment>(at_.segments),
@@ -103,7 +101,7 @@ private:
     }
 
     void scale_x() const {
-        if (is_shared())
+        if (has_one_scale())
             check(cudaMemsetAsync(num_segments(), 0, 16, stream_), "clearing the batch's largest magnitudes");
         scale_rows({.rows = in_.hidden,
                     .cols = hidden_size_,
@@ -132,9 +130,9 @@ private:
                 .cols = hidden_size_,
                 .num_tokens = in_.num_tokens,
                 .quantizes = is_w4a4(),
-                .token_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
+                .token_scale = has_dynamic_scales() ? workspace<float>(at_.token_scale) : nullptr,
                 .expert_scale = layer_.scales.input_scale,
-                .scales_by_expert = codes_depend_on_expert(layer_.problem),
+                .scales_by_expert = moe::has_expert_scales(layer_.problem),
                 .padded_rows = choice_.uses_wgmma ? nullptr : workspace<std::uint16_t>(at_.h),
                 .padded_cols = intermediate_size_,
                 .num_padded_rows = num_slots_};
@@ -156,7 +154,7 @@ private:
     }
 
     GroupedGemm gate_up() const {
-        const bool is_calibrated = is_w4a4() && !scales_belong_to_rows();
+        const bool is_calibrated = is_w4a4() && !has_dynamic_scales();
         return {.num_segments = num_segments(),
                 .segments = workspace<Segment>(at_.segments),
                 .rows = workspace<std::uint16_t>(at_.x),
@@ -166,7 +164,7 @@ private:
                 .out_size = static_cast<std::int32_t>(intermediate_size_),
                 .factor = {layer_.scales.gate_factor, layer_.scales.up_factor},
                 .global_scale = {layer_.scales.gate, layer_.scales.up},
-                .row_scale = scales_belong_to_rows() ? workspace<float>(at_.token_scale) : nullptr,
+                .row_scale = has_dynamic_scales() ? workspace<float>(at_.token_scale) : nullptr,
                 .scale_row = workspace<std::int32_t>(at_.row_token),
                 .out = workspace<void>(at_.h),
                 .out_stride = permuted_size(intermediate_size_),
@@ -184,7 +182,7 @@ private:
                 .out_size = static_cast<std::int32_t>(hidden_size_),
                 .factor = {layer_.scales.down_factor, nullptr},
                 .global_scale = {layer_.scales.down, nullptr},
-                .row_scale = scales_belong_to_rows() ? workspace<float>(at_.h_scale) : nullptr,
+                .row_scale = has_dynamic_scales() ? workspace<float>(at_.h_scale) : nullptr,
                 .scale_row = nullptr,
                 .out = workspace<void>(at_.y),
                 .out_stride = hidden_size_,
@@ -251,7 +249,7 @@ private:
     /// sums are those of the kernels that run otherwise.
     std::optional<sm90::MmaFewTokensTask> few_tokens_task() const {
         if (num_slots_ > kWarpSlots || in_.num_tokens > 8 || choice_.uses_wgmma || choice_.mma_shape != 0 ||
-            groups_x() || scales_belong_to_rows())
+            groups_x() || has_dynamic_scales())
             return std::nullopt;
         sm90::MmaFewTokensTask task{{}, group_task(), encode_task()};
         static_cast<sm90::MmaTask&>(task) = mma_task(true, true, nullptr, nullptr, task.shared_bytes());

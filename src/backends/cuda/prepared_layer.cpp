@@ -150,9 +150,7 @@ void make_maps(PreparedLayer& layer, const WeightLayoutBytes& at) {
 
 /// A1 and A2 of the calibrated modes, 1 where A belongs to a row or there is none.
 std::vector<moe::InputScales> input_scales(const Problem& problem, const MoeWeights& weights) {
-    const bool is_calibrated =
-        problem.precision == Precision::w4a4 && (problem.activation_scale == ActivationScale::layer_max ||
-                                                 problem.activation_scale == ActivationScale::per_expert);
+    const bool is_calibrated = problem.precision == Precision::w4a4 && !moe::has_dynamic_scales(problem);
     if (is_calibrated) return moe::input_scales(weights, problem.activation_scale);
     return std::vector<moe::InputScales>(weights.experts.size(), {.gate_up = 1.0F, .down = 1.0F});
 }

@@ -25,11 +25,6 @@ struct WorkspaceLayout {
     std::size_t bytes;
 };
 
-/// Then x has a row a slot, not one a token.
-inline bool codes_depend_on_expert(const Problem& problem) {
-    return problem.precision == Precision::w4a4 && problem.activation_scale == ActivationScale::per_expert;
-}
-
 /// groups_x: x may have a row a slot, as its codes depend on the expert or a GEMM wants rows grouped.
 inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, bool groups_x) {
     const std::int64_t tokens = std::max<std::int64_t>(1, problem.max_tokens);
