@@ -187,7 +187,7 @@ struct BackendInfo {
     std::vector<KernelInfo> kernels;
 };
 
-std::vector<BackendInfo> backends();  // all of them, best first, built in or not
+std::vector<BackendInfo> backends();  // all of them, best first, built in or not; cuda's of the first GPU
 /// "auto" = the best that is available and has the kernel asked for. Where the options name no kernel the
 /// environment's MOE4_KERNEL does. Throws invalid_argument (unknown kernel or ISA), unsupported (not
 /// built) or machine (no device).

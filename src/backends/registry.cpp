@@ -12,7 +12,7 @@ namespace {
 
 struct Entry {
     std::string_view name;
-    BackendInfo (*info)();
+    BackendInfo (*info)(const BackendOptions&);
     std::unique_ptr<Backend> (*open)(const BackendOptions&);
 };
 constexpr Entry kBackends[] = {
@@ -28,9 +28,10 @@ bool has_kernel(const BackendInfo& backend, const std::string& kernel) {
 
 /// The best that is available; where a kernel is asked for the one that has it, which says itself why it
 /// cannot be opened.
-const Entry& choose_backend(const std::string& kernel) {
+const Entry& choose_backend(const BackendOptions& options) {
+    const std::string kernel = requested_kernel(options).kernel;
     for (const Entry& entry : kBackends) {
-        const BackendInfo info = entry.info();
+        const BackendInfo info = entry.info(options);
         if (kernel.empty() ? static_cast<bool>(info.available) : has_kernel(info, kernel)) return entry;
     }
     return *(std::end(kBackends) - 1);
@@ -57,12 +58,12 @@ void check_known(const KernelRequest& request, const std::string& device,
 
 std::vector<BackendInfo> backends() {
     std::vector<BackendInfo> infos;
-    for (const Entry& entry : kBackends) infos.push_back(entry.info());
+    for (const Entry& entry : kBackends) infos.push_back(entry.info({}));
     return infos;
 }
 
 std::unique_ptr<Backend> open_backend(std::string_view name, const BackendOptions& options) {
-    if (name == "auto") return choose_backend(requested_kernel(options).kernel).open(options);
+    if (name == "auto") return choose_backend(options).open(options);
     std::string known = "auto";
     for (const Entry& entry : kBackends) {
         if (name == entry.name) return entry.open(options);

@@ -22,12 +22,12 @@ void check_known(const KernelRequest&, const std::string& device, const std::vec
 }  // namespace moe4
 
 namespace moe4::cpu {
-BackendInfo backend_info();
+BackendInfo backend_info(const BackendOptions&);
 std::unique_ptr<Backend> open_backend(const BackendOptions&);
 }  // namespace moe4::cpu
 
 namespace moe4::cuda {
-BackendInfo backend_info();
+BackendInfo backend_info(const BackendOptions&);
 std::unique_ptr<Backend> open_backend(const BackendOptions&);
 /// Checked, of tensors on a GPU.
 void quantize_grouped_tokens(const GroupedTokens&, const BlockScaledRows&, Stream);

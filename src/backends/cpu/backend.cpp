@@ -154,11 +154,11 @@ private:
 
 }  // namespace
 
-BackendInfo backend_info() {
+BackendInfo backend_info(const BackendOptions& options) {
     BackendInfo info{.name = "cpu", .description = cpu_name(), .available = {}, .kernels = {}};
     Allowed allowed;
     try {
-        allowed = read_allowed({});
+        allowed = read_allowed(options);
         info.description = describe(allowed, usable_threads());
     } catch (const Error& error) {
         info.available.reason = error.what();

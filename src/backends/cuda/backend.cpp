@@ -217,11 +217,12 @@ Support usable_device(int device) {
 
 }  // namespace
 
-BackendInfo backend_info() {
-    BackendInfo info{.name = "cuda", .description = "", .available = usable_device(0), .kernels = {}};
+BackendInfo backend_info(const BackendOptions& options) {
+    BackendInfo info{
+        .name = "cuda", .description = "", .available = usable_device(options.device), .kernels = {}};
     if (info.available) {
         cudaDeviceProp properties{};
-        if (cudaGetDeviceProperties(&properties, 0) == cudaSuccess) {
+        if (cudaGetDeviceProperties(&properties, options.device) == cudaSuccess) {
             info.description = describe_device(properties);
             info.available = supports_device(properties);
         }

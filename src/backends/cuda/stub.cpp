@@ -10,7 +10,7 @@ constexpr const char* kReason = "moe4 was not built with CUDA";
 
 }  // namespace
 
-BackendInfo backend_info() {
+BackendInfo backend_info(const BackendOptions&) {
     return {.name = "cuda", .description = "", .available = {kReason}, .kernels = {}};
 }
 
