@@ -163,13 +163,12 @@ BackendInfo backend_info(const BackendOptions& options) {
     } catch (const Error& error) {
         info.available.reason = error.what();
     }
-    const bool is_intel = info.description.find("Intel") != std::string::npos;
     for (const Kernel* kernel : kernel_list()) {
         info.kernels.push_back({.name = kernel->name,
                                 .precision = kernel->precision,
                                 .available = availability(*kernel, allowed),
                                 .limit = kernel->peak == nullptr ? "" : kernel->peak,
-                                .limit_share = is_intel ? kernel->peak_share_intel : kernel->peak_share_amd});
+                                .limit_share = is_amd() ? kernel->peak_share_amd : kernel->peak_share_intel});
     }
     return info;
 }

@@ -82,8 +82,6 @@ Leaf cpuid(unsigned leaf, unsigned subleaf = 0) {
 constexpr bool has_bits(std::uint64_t value, std::uint64_t bits) { return (value & bits) == bits; }
 constexpr unsigned bit(int i) { return 1U << i; }
 
-bool is_amd() { return cpuid(0).ebx == 0x68747541; }  // "Auth", of AuthenticAMD
-
 /// The register states that the operating system saves (XCR0).
 std::uint64_t enabled_states() {
     unsigned low = 0;
@@ -130,6 +128,8 @@ IsaSet detect_isa() {
     return set;
 }
 
+bool is_amd() { return cpuid(0).ebx == 0x68747541; }  // "Auth", of AuthenticAMD
+
 std::string cpu_name() {
     std::string name;
     for (unsigned leaf = 0x80000002; leaf <= 0x80000004; ++leaf) {
@@ -148,6 +148,7 @@ void spin_pause() { __builtin_ia32_pause(); }
 #else
 
 IsaSet detect_isa() { return 0; }
+bool is_amd() { return false; }
 
 #if defined(__aarch64__)
 std::string cpu_name() { return "aarch64"; }

@@ -33,6 +33,7 @@ std::string isa_names(IsaSet);
 
 /// "AMD EPYC 9B45" as the CPU spells it; the architecture's name where it does not say.
 std::string cpu_name();
+bool is_amd();
 
 /// Tells the CPU that this is a waiting loop.
 void spin_pause();
