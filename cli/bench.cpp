@@ -24,11 +24,7 @@ struct BenchOptions {
     std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024};
     std::vector<std::string> modes = {"w4a4", "w4a16"};
     std::vector<std::string> routings = {"uniform"};
-    std::string backend = "cpu";
-    std::string layout = "auto";
-    bool batch_invariant = false;
-    int threads = 0;
-    int device = 0;
+    EngineOptions engine{.backend = "cpu"};
     std::uint64_t seed = 0;
     double seconds = 0.5;
     bool json = false;
@@ -44,8 +40,8 @@ public:
         : backend_(backend), shape_(shape), random_(options.seed) {
         Problem problem{.precision = precision,
                         .max_tokens = most_tokens,
-                        .layout = weight_layout(options.layout),
-                        .batch_invariant = options.batch_invariant};
+                        .layout = weight_layout(options.engine.layout),
+                        .batch_invariant = options.engine.batch_invariant};
         problem.config.hidden_size = shape.hidden_size;
         problem.config.intermediate_size = shape.intermediate_size;
         problem.config.num_experts = shape.num_experts;
@@ -213,9 +209,7 @@ int bench(const BenchOptions& options) {
     shapes.reserve(options.shapes.size());
     for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
     const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
-    const auto backend = moe4::open_backend(
-        options.backend,
-        {.threads = options.threads, .parallel_for = {}, .device = options.device, .kernel = {}});
+    const auto backend = open_backend(options.engine);
     std::vector<KernelInfo> kernels;
     for (const BackendInfo& info : backends()) {
         if (info.name == backend->name()) kernels = info.kernels;
@@ -264,7 +258,7 @@ void add_bench(CLI::App& app, Action& action) {
         "was reached.\n"
         "GB/s are of packed weights (4.5 bits each) of the experts hit; layers are rotated over copies, so "
         "that weights\n"
-        "come from memory. Example:\n"
+        "come from memory; on a GPU as one graph, their inputs there already. Example:\n"
         "  moe4 bench --shape qwen3-30b-a3b deepseek-v3 --tokens 1,8,64 --html report.html");
     command->add_option("--shape", options->shapes, "models, or one HIDDEN,INTERMEDIATE,EXPERTS,TOP_K each")
         ->type_name("NAME|H,I,E,k ...")
@@ -281,21 +275,7 @@ void add_bench(CLI::App& app, Action& action) {
         ->delimiter(',')
         ->check(one_of({"uniform", "zipf"}))
         ->capture_default_str();
-    command
-        ->add_option("--backend", options->backend,
-                     "cpu, or cuda: a graph of layers, their inputs on the GPU")
-        ->check(one_of({"cpu", "cuda"}))
-        ->capture_default_str();
-    command->add_option("--device", options->device, "which GPU, of those that CUDA_VISIBLE_DEVICES shows")
-        ->check(number_in(0))
-        ->capture_default_str();
-    command->add_option("--threads", options->threads, "CPU threads (default: what this process may use)")
-        ->check(number_in(1, 1024));
-    command->add_option("--layout", options->layout, "which form of the weights is read")
-        ->check(one_of({"auto", "packed", "in-place"}))
-        ->capture_default_str();
-    command->add_flag("--batch-invariant", options->batch_invariant,
-                      "only kernels whose sums do not depend on the number of tokens");
+    add_backend_options(*command, options->engine);
     command->add_option("--seconds", options->seconds, "how long to measure a row at least")
         ->check(number_in(0.01, 60.0))
         ->capture_default_str();

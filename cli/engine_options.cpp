@@ -48,17 +48,7 @@ void add_layer_options(CLI::App& command, std::string& folder, int& layer) {
         ->check(number_in(0));
 }
 
-void add_engine_options(CLI::App& command, EngineOptions& options) {
-    command
-        .add_option("--mode", options.mode,
-                    "w4a16: activations stay BF16; w4a4: they are quantised to NVFP4 too;\n"
-                    "auto: w4a4 where the checkpoint is calibrated for it and asks for it, else w4a16")
-        ->check(one_of({"auto", "w4a16", "w4a4"}))
-        ->capture_default_str();
-    command
-        .add_option("--act-scale", options.activation_scale,
-                    "w4a4: where the activations' global scale comes from (default layer-max)")
-        ->check(one_of({"layer-max", "per-expert", "dynamic", "dynamic-token"}));
+void add_backend_options(CLI::App& command, EngineOptions& options) {
     command.add_option("--backend", options.backend, "auto: the best that works here")
         ->check(one_of({"auto", "cpu", "cuda"}))
         ->capture_default_str();
@@ -74,7 +64,21 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
         ->capture_default_str();
     command.add_flag("--batch-invariant", options.batch_invariant,
                      "a token's bits do not depend on the tokens beside it (on the CPU always so\nbut for "
-                     "--act-scale dynamic, which this refuses)");
+                     "dynamic activation scales, which this refuses)");
+}
+
+void add_engine_options(CLI::App& command, EngineOptions& options) {
+    command
+        .add_option("--mode", options.mode,
+                    "w4a16: activations stay BF16; w4a4: they are quantised to NVFP4 too;\n"
+                    "auto: w4a4 where the checkpoint is calibrated for it and asks for it, else w4a16")
+        ->check(one_of({"auto", "w4a16", "w4a4"}))
+        ->capture_default_str();
+    command
+        .add_option("--act-scale", options.activation_scale,
+                    "w4a4: where the activations' global scale comes from (default layer-max)")
+        ->check(one_of({"layer-max", "per-expert", "dynamic", "dynamic-token"}));
+    add_backend_options(command, options);
 }
 
 Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int layer) {

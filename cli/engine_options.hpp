@@ -16,7 +16,7 @@ namespace moe4::cli {
 /// As typed; the parser has checked the spelling.
 struct EngineOptions {
     std::string mode = "auto";
-    std::string activation_scale;  // empty: layer-max, and not asked for
+    std::string activation_scale = {};  // empty: layer-max, and not asked for
     std::string backend = "auto";
     std::string layout = "auto";
     int threads = 0;
@@ -24,7 +24,9 @@ struct EngineOptions {
     bool batch_invariant = false;
 };
 
-/// --mode --act-scale --backend --threads --device --layout --batch-invariant
+/// --backend --threads --device --layout --batch-invariant
+void add_backend_options(CLI::App& command, EngineOptions& options);
+/// The same, --mode and --act-scale
 void add_engine_options(CLI::App& command, EngineOptions& options);
 /// DIR and --layer N
 void add_layer_options(CLI::App& command, std::string& folder, int& layer);
