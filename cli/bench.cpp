@@ -170,16 +170,21 @@ void set_limit(BenchRow& row, const std::vector<MachineLimit>& limits,
 }
 
 std::string text_of(const BenchReport& report) {
+    const bool is_gpu = report.threads == 0;
+    const std::string unit = is_gpu ? "TFLOP/s" : "GOP/s";
+    const double gops = is_gpu ? 1000 : 1;
     std::string text = report.machine + "\n";
     for (const MachineLimit& limit : report.limits) {
-        text += fmt::format("  {:<14} {:9.1f} {}\n", limit.name, limit.value,
-                            limit.name == "dram_read" ? "GB/s" : "GOP/s");
+        const bool is_memory = limit.name == "dram_read";
+        text += fmt::format("  {:<14} {:9.1f} {}\n", limit.name, limit.value / (is_memory ? 1 : gops),
+                            is_memory ? "GB/s" : unit);
     }
-    Table table({"shape", "mode", "routing", "tokens", "kernel", "us", "GB/s", "GOP/s", "limit", "ratio"});
+    Table table({"shape", "mode", "routing", "tokens", "kernel", "us", "GB/s", unit, "limit", "ratio"});
     for (const BenchRow& row : report.rows) {
         table.add_row({row.shape, row.mode, row.routing, std::to_string(row.tokens), row.kernel,
                        fmt::format("{:.1f}", row.us), fmt::format("{:.1f}", row.gb_per_s),
-                       fmt::format("{:.1f}", row.gop_per_s), row.limit, fmt::format("{:.2f}", row.ratio)});
+                       fmt::format("{:.1f}", row.gop_per_s / gops), row.limit,
+                       fmt::format("{:.2f}", row.ratio)});
     }
     return text + table.to_string();
 }
