@@ -107,7 +107,8 @@ public:
     /// hidden [num_tokens, hidden_size] bf16 -> output [num_tokens, hidden_size] bf16 or f32 (the sum before
     /// the last rounding); num_tokens may be 0 to max_tokens. Allocates nothing; throws
     /// invalid_argument, or machine where a device fails. A GPU's layer takes tensors of its GPU; given all
-    /// of them in host memory, run() and route() copy, which allocates and waits: for tools, not for serving.
+    /// of them in host memory, run() and route() take memory of their own (the workspace too), copy and wait:
+    /// for tools, not for serving.
     virtual void run(TensorView hidden, const Routing&, MutableTensorView output, Workspace,
                      Stream = {}) const = 0;
 };

@@ -64,10 +64,10 @@ public:
         moe::check_run_arguments(plan_.problem, hidden, routing, output, placement(device));
         const std::int64_t num_tokens = moe::num_tokens_of(hidden);
         if (num_tokens == 0) return;
-        moe::check_workspace(plan_, workspace);
         const bool wants_f32 = output.dtype == DType::f32;
         const DeviceScope scope(layer_.device);
         if (device.type == DeviceType::cuda) {
+            moe::check_workspace(plan_, workspace);
             enqueue_run(hidden.data, routing.top_k_ids.data, routing.top_k_weights.data, num_tokens,
                         output.data, wants_f32, workspace.data, as_stream(stream));
             return;
