@@ -33,11 +33,9 @@ __device__ __forceinline__ void with_activation(Activation activation, const Cal
 }
 
 __device__ inline float activate(Activation activation, float gate, float up) {
-    switch (activation) {
-        case Activation::silu:
-            return silu(gate, up);
-    }
-    return __int_as_float(0x7FC00000);
+    float h = __int_as_float(0x7FC00000);
+    with_activation(activation, [&](const auto& function) { h = function(gate, up); });
+    return h;
 }
 
 }  // namespace moe4::cuda

@@ -6,13 +6,13 @@
 #include "backends/cuda/device_lane.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
+#include "moe/routers.hpp"
 
 namespace moe4::cuda {
 
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxExperts = 1024;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 __device__ float bf16_value(std::uint16_t bits) { return __uint_as_float(std::uint32_t{bits} << 16); }
@@ -60,11 +60,11 @@ __device__ int take_largest(const float* values, bool* taken, int count) {
 }
 
 struct Scratch {
-    float scores[kMaxExperts];
-    float selection[kMaxExperts];
-    float group_scores[kMaxExperts];
-    bool taken[kMaxExperts];
-    bool kept[kMaxExperts];
+    float scores[moe::kMaxExperts];
+    float selection[moe::kMaxExperts];
+    float group_scores[moe::kMaxExperts];
+    bool taken[moe::kMaxExperts];
+    bool kept[moe::kMaxExperts];
     int has_nan;
 };
 
