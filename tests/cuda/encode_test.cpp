@@ -2,7 +2,7 @@
 // without branches, which encodes x and h, for every bf16 as a block's largest magnitude.
 #include <gtest/gtest.h>
 
-#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/k_order.hpp"
 #include "backends/cuda/smxx/arrange.hpp"
 #include "cuda/device_tensor.hpp"
 #include "format/e2m1.hpp"

@@ -9,7 +9,7 @@
 
 namespace moe4::cuda {
 
-/// Pairs of a word's values n, in the order that the tensor core's k16 steps want them (k_order.cuh).
+/// Pairs of a word's values n, in the order that the tensor core's k16 steps want them (k_order.hpp).
 struct DecodedWord {
     std::uint32_t step0[2];  // (0, 4), (1, 5)
     std::uint32_t step1[2];  // (2, 6), (3, 7)

@@ -1,7 +1,7 @@
 #pragma once
 // Activations as the GEMMs read them: sixteen values at a time, quantised or not, as 16-bit numbers in the
-// order of k_order.cuh.
-#include "backends/cuda/k_order.cuh"
+// order of k_order.hpp.
+#include "backends/cuda/k_order.hpp"
 #include "backends/cuda/quantize.cuh"
 
 namespace moe4::cuda {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <optional>
 
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/launch.hpp"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "backends/cuda/workspace_layout.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/k_order.hpp"
 #include "backends/cuda/smxx/arrange.hpp"
 #include "moe4/backend.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/k_order.hpp"
 #include "backends/cuda/sm90/item.hpp"
 
 namespace moe4::cuda::sm90 {

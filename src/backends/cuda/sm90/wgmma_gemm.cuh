@@ -11,7 +11,7 @@
 // Which weight row is which row of an m64 tile is free to choose:
 //     gate_up: warp t of a warpgroup has indices 64 t + 8 u + g of a 256-chunk for unit u (an m64 tile of the
 //         block), gate in row g and up in row g + 8. All of the quad's k of a block of h's permuted row
-//         (k_order.cuh) are then made together, and the activation where the sums are.
+//         (k_order.hpp) are then made together, and the activation where the sums are.
 //     down: a lane's rows lie next to each other.
 // The tensor maps put them into shared memory so that a quad's rows follow each other, as the swizzle wants.
 #include "backends/cuda/ptx/register_limit.cuh"

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "backends/cuda/grouped_gemm.hpp"
-#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/k_order.hpp"
 
 namespace moe4::cuda::sm90 {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/ptx/mbarrier.cuh"

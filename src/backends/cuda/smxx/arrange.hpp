@@ -43,7 +43,7 @@ struct GroupTask {
 /// How the 16-bit rows of a GEMM are made.
 struct EncodeTask {
     const std::uint16_t* hidden;  // bf16 [num_tokens, cols]
-    std::uint16_t* rows;          // [.., permuted_size(cols)] in the order of k_order.cuh, zeros behind cols
+    std::uint16_t* rows;          // [.., permuted_size(cols)] in the order of k_order.hpp, zeros behind cols
     std::int64_t cols;
     std::int64_t num_tokens;
     bool quantizes;              // to fp16 e2m1 * e4m3, else the bf16 values

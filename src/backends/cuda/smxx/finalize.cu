@@ -1,7 +1,7 @@
 // The weighted sum over a token's slots, in the order of the slots, one rounding at the end.
 #include <algorithm>
 
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
 #include "backends/cuda/smxx/arrange.hpp"

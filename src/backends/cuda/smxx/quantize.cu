@@ -2,8 +2,8 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "backends/cuda/k_order.cuh"
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/k_order.hpp"
+#include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
 

@@ -4,7 +4,7 @@
 #include "backends/cuda/smxx/route.hpp"
 
 #include "backends/cuda/device_lane.cuh"
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "moe/routers.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
 // What both ways of grouping slots by expert do alike.
-#include "backends/cuda/k_order.cuh"
+#include "backends/cuda/k_order.hpp"
 #include "backends/cuda/smxx/arrange.hpp"
 
 namespace moe4::cuda {
