@@ -19,6 +19,15 @@ std::optional<Error> error_of(Call call) {
     return std::nullopt;
 }
 
+/// The sentence of the error that the call throws, which is of this kind; "none" where it throws none.
+template <class Call>
+std::string refusal(Call call, ErrorKind kind) {
+    const std::optional<Error> error = error_of(call);
+    if (!error) return "none";
+    EXPECT_EQ(error->kind(), kind) << error->what();
+    return error->what();
+}
+
 /// The call throws this kind, and its sentence holds every part.
 template <class Call, class... Part>
 void expect_error(ErrorKind kind, Call call, const Part&... parts) {

@@ -14,6 +14,7 @@
 #include "backends/cpu/kernel_list.hpp"
 #include "conformance/layer_runner.hpp"
 #include "conformance/random_layer.hpp"
+#include "expect_error.hpp"
 #include "moe/routers.hpp"
 #include "moe4/error.hpp"
 
@@ -21,6 +22,7 @@ namespace moe4::cpu {
 namespace {
 
 using namespace moe4::testing;
+using test::refusal;
 
 constexpr Precision kPrecisions[] = {Precision::w4a16, Precision::w4a4};
 
@@ -446,17 +448,6 @@ TEST(CpuPlan, TheWorkspaceOf4096TokensIsModest) {
         // At most fp32 for every slot's hidden and h, and a few megabytes a thread.
         EXPECT_LT(bytes, slots * (2048 + 768) * 4 + 16 * (std::size_t{6} << 20));
     }
-}
-
-template <class Call>
-std::string refusal(const Call& call, ErrorKind kind) {
-    try {
-        call();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), kind) << error.what();
-        return error.what();
-    }
-    return "none";
 }
 
 TEST(CpuPlan, RefusesImpossibleProblems) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "expect_error.hpp"
 #include "moe/problem.hpp"
 #include "moe4/error.hpp"
 
@@ -122,13 +123,7 @@ TEST(Select, OneKernelCanBeAskedFor) {
 }
 
 std::string refusal(std::span<const Kernel* const> list, const Problem& problem, const Allowed& machine) {
-    try {
-        select(list, problem, machine);
-    } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::unsupported);
-        return error.what();
-    }
-    return "none";
+    return test::refusal([&] { select(list, problem, machine); }, ErrorKind::unsupported);
 }
 
 TEST(Select, ARefusalGivesEveryReason) {
@@ -158,13 +153,7 @@ private:
 };
 
 std::string opening_error() {
-    try {
-        open_backend("cpu");
-    } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
-        return error.what();
-    }
-    return "none";
+    return test::refusal([] { open_backend("cpu"); }, ErrorKind::invalid_argument);
 }
 
 TEST(Environment, UnknownNamesAreErrorsThatListTheKnownOnes) {

@@ -7,10 +7,13 @@
 #include "backends/cuda/sm90/wgmma_shape.hpp"
 #include "conformance/layer_runner.hpp"
 #include "cuda/device_tensor.hpp"
+#include "expect_error.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::testing {
 namespace {
+
+using test::refusal;
 
 class CudaLayer : public ::testing::Test {
 protected:
@@ -18,18 +21,6 @@ protected:
         if (!has_gpu()) GTEST_SKIP() << "no GPU";
     }
 };
-
-template <class Call>
-std::string refusal(const Call& call, ErrorKind kind) {
-    try {
-        call();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), kind) << error.what();
-        return error.what();
-    }
-    ADD_FAILURE() << "was not refused";
-    return "";
-}
 
 /// Takes all of the device's memory but `left` bytes.
 class Hog {
