@@ -13,6 +13,7 @@
 #include "backends/cpu/kernel_list.hpp"
 #include "backends/cpu/limits.hpp"
 #include "backends/cpu/workers.hpp"
+#include "dense_matrix.hpp"
 #include "random_bytes.hpp"
 
 namespace moe4::cpu {
@@ -25,10 +26,6 @@ constexpr std::size_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
 /// Four times the last-level cache, so that weights come from DRAM.
 std::size_t working_set() {
     return std::max<std::size_t>(4 * memory_sizes().last_level_cache, std::size_t{128} << 20);
-}
-
-Nvfp4View matrix(const std::uint8_t* bytes, std::int64_t rows, std::int64_t cols) {
-    return {bytes, bytes + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
 }
 
 /// Copies of one expert as a kernel reads it.
@@ -46,9 +43,9 @@ public:
             const std::uint8_t* expert = bytes_.get() + i * (gate_up + down);
             ExpertData& data = experts_.emplace_back();
             if (layout == nullptr) {
-                data.gate = matrix(expert, kIntermediate, kHidden);
-                data.up = matrix(expert + kMatrixBytes, kIntermediate, kHidden);
-                data.down = matrix(expert + gate_up, kHidden, kIntermediate);
+                data.gate = dense_matrix(expert, kIntermediate, kHidden);
+                data.up = dense_matrix(expert + kMatrixBytes, kIntermediate, kHidden);
+                data.down = dense_matrix(expert + gate_up, kHidden, kIntermediate);
             } else {  // random bytes of a layout are a random expert
                 data.packed_gate_up = expert;
                 data.packed_down = expert + gate_up;

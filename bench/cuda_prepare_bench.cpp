@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "dense_matrix.hpp"
 #include "moe4/backend.hpp"
 
 namespace {
@@ -42,7 +43,7 @@ MoeWeights layer_of(const std::vector<std::uint8_t>& bytes) {
     const std::uint8_t* next = bytes.data();
     const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
         ExpertMatrix result;
-        result.weight = {next, next + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
+        result.weight = dense_matrix(next, rows, cols);
         next += kMatrixBytes;
         return result;
     };

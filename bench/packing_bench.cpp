@@ -11,6 +11,7 @@
 
 #include "backends/cpu/kernel_list.hpp"
 #include "backends/cpu/workers.hpp"
+#include "dense_matrix.hpp"
 
 namespace moe4::cpu {
 namespace {
@@ -21,14 +22,10 @@ constexpr std::int64_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
 constexpr std::int64_t kExpertBytes = 3 * kMatrixBytes;
 constexpr std::int64_t kNumExperts = 256;  // 680 MB, beyond any cache
 
-Nvfp4View matrix(const std::uint8_t* bytes, std::int64_t rows, std::int64_t cols) {
-    return {bytes, bytes + rows * cols / 2, 1.0, rows, cols, cols / 2, cols / 16};
-}
-
 void pack_expert(const PackedLayout& layout, const std::uint8_t* from, std::uint8_t* to) {
-    layout.pack_gate_up(matrix(from, kIntermediate, kHidden),
-                        matrix(from + kMatrixBytes, kIntermediate, kHidden), to);
-    layout.pack_down(matrix(from + 2 * kMatrixBytes, kHidden, kIntermediate), to + 2 * kMatrixBytes);
+    layout.pack_gate_up(dense_matrix(from, kIntermediate, kHidden),
+                        dense_matrix(from + kMatrixBytes, kIntermediate, kHidden), to);
+    layout.pack_down(dense_matrix(from + 2 * kMatrixBytes, kHidden, kIntermediate), to + 2 * kMatrixBytes);
 }
 
 /// Seconds that workers take for use(from, to, number of experts) of all of them, `step` at a time.

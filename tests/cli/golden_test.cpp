@@ -1,9 +1,8 @@
 // The command line on two checkpoints of a small trained model, as ModelOpt and llm-compressor wrote them
 // (MOE4_TEST_DATA).
-#include <cmath>
-
 #include "command_line.hpp"
 #include "layer_files.hpp"
+#include "rel_l2.hpp"
 #include "sha256.hpp"
 
 namespace moe4::test {
@@ -11,16 +10,6 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kFolders[] = {{"modelopt", "tinymoe-modelopt"},
                                                             {"compressed-tensors", "tinymoe-ct"}};
-
-double rel_l2(const std::vector<float>& found, const std::vector<float>& expected) {
-    double difference = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-        difference += std::pow(static_cast<double>(found.at(i)) - static_cast<double>(expected[i]), 2);
-        norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    return std::sqrt(difference / norm);
-}
 
 class Golden : public testing::Test {
 protected:
@@ -56,8 +45,8 @@ TEST_F(Golden, RunAgreesWithGivenIdsAndWithTheLayersOwnRouter) {
             for (const auto& [mode, limit] : {std::pair{"w4a16", 1e-3}, std::pair{"w4a4", 3e-3}}) {
                 const auto expected =
                     tensor_values<float>(golden, std::string("output.") + tool + "." + mode);
-                const double with_ids = rel_l2(run(name, layer, mode, given), expected);
-                const double with_router = rel_l2(run(name, layer, mode, {given[0]}), expected);
+                const double with_ids = test::rel_l2(run(name, layer, mode, given), expected);
+                const double with_router = test::rel_l2(run(name, layer, mode, {given[0]}), expected);
                 std::printf("%s layer %s %s: rel-L2 %.2e with the given ids, %.2e with the layer's router\n",
                             tool, layer.c_str(), mode, with_ids, with_router);
                 EXPECT_LE(with_ids, limit);

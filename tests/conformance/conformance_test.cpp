@@ -14,6 +14,7 @@
 #include "conformance/layer_runner.hpp"
 #include "conformance/random_layer.hpp"
 #include "moe4/backend.hpp"
+#include "rel_l2.hpp"
 
 namespace moe4::testing {
 namespace {
@@ -121,17 +122,6 @@ constexpr const char* kModeNames[] = {"layer_max", "per_expert", "dynamic", "dyn
 using Parameters = std::tuple<Target, std::size_t>;
 class Conformance : public ::testing::TestWithParam<Parameters> {};
 
-double distance(const std::vector<float>& found, const std::vector<double>& expected) {
-    double error = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        const double difference = static_cast<double>(found[i]) - expected[i];
-        error += difference * difference;
-        norm += expected[i] * expected[i];
-    }
-    return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
-}
-
 void expect_same_bits(const std::vector<float>& found, const std::vector<float>& expected) {
     ASSERT_EQ(found.size(), expected.size());
     const std::size_t differing = count_differences(found, expected);
@@ -161,7 +151,7 @@ void expect_special_values(const std::vector<float>& found, const Expectation& e
         }
         EXPECT_EQ(num_wrong, 0U) << "NaN or infinity expected in row " << first / width << ", of "
                                  << width - finite.size();
-        EXPECT_LE(distance(finite, oracle), row_tolerance) << "finite values of row " << first / width;
+        EXPECT_LE(test::rel_l2(finite, oracle), row_tolerance) << "finite values of row " << first / width;
     }
 }
 
@@ -190,7 +180,7 @@ TEST_P(Conformance, MatchesTheSpecification) {
         if (c.has_special_values) {
             expect_special_values(output, expected, c.layer.hidden_size, tolerance(target.precision, 1));
         } else {
-            EXPECT_LE(distance(output, expected.oracle), tolerance(target.precision, c.num_tokens))
+            EXPECT_LE(test::rel_l2(output, expected.oracle), tolerance(target.precision, c.num_tokens))
                 << "rel-L2 against the fp64 oracle";
         }
         const auto rounded = run_layer<std::uint16_t>(*layer, s.input());

@@ -1,11 +1,10 @@
 // Offsets beyond 2^31: of a layer's weights, and of its rows.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "conformance/cases.hpp"
 #include "conformance/layer_runner.hpp"
 #include "cuda/device_tensor.hpp"
+#include "rel_l2.hpp"
 
 namespace moe4::testing {
 namespace {
@@ -26,13 +25,7 @@ void expect_near_cpu(const std::vector<float>& found, const MoeWeights& weights,
     Problem in_place = problem;
     in_place.layout = WeightLayout::in_place;
     const std::vector<float> expected = run_layer<float>(*cpu->prepare(cpu->plan(in_place), weights), input);
-    double error = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-        error += std::pow(static_cast<double>(found[i]) - static_cast<double>(expected[i]), 2);
-        norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    EXPECT_LE(std::sqrt(error / norm), tolerance(problem.precision, input.num_tokens));
+    EXPECT_LE(test::rel_l2(found, expected), tolerance(problem.precision, input.num_tokens));
 }
 
 TEST_P(Large, WeightsOfManyExperts) {

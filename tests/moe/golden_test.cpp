@@ -1,7 +1,6 @@
 // The reference, the oracle and the router against a small trained model's golden outputs (MOE4_TEST_DATA).
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include "moe/reference.hpp"
 #include "moe/routers.hpp"
 #include "moe4/safetensors.hpp"
+#include "rel_l2.hpp"
 
 namespace moe4::moe {
 namespace {
@@ -62,17 +62,6 @@ MoeWeights load(const std::string& folder, const std::string& dialect, int layer
     return weights;
 }
 
-template <class T>
-double rel_l2(const std::vector<T>& found, const std::vector<float>& expected) {
-    double difference = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-        difference += std::pow(static_cast<double>(found.at(i)) - static_cast<double>(expected[i]), 2);
-        norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    return std::sqrt(difference / norm);
-}
-
 class Golden : public testing::TestWithParam<std::tuple<int, const char*, Precision>> {
 protected:
     void SetUp() override {
@@ -101,8 +90,8 @@ TEST_P(Golden, ReferenceAndOracleAgree) {
     // The golden data are the oracle's own arithmetic, rounded to fp32 (6e-8). Its sums run in another order,
     // and a difference in the last bit of a double can move one h across a bf16 tie: 5e-6. The reference sums
     // in fp32.
-    const double oracle = rel_l2(oracle_layer(weights, problem, input), expected);
-    const double reference = rel_l2(reference_layer(weights, problem, input), expected);
+    const double oracle = test::rel_l2(oracle_layer(weights, problem, input), expected);
+    const double reference = test::rel_l2(reference_layer(weights, problem, input), expected);
     std::printf("layer %d %s %s: rel-L2 of the oracle %.2g, of the reference %.2g\n", layer, dialect,
                 is_w4a4 ? "w4a4" : "w4a16", oracle, reference);
     EXPECT_LT(oracle, 1e-5);
