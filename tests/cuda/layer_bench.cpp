@@ -12,6 +12,7 @@
 #include "backends/cuda/forward.hpp"
 #include "backends/cuda/kernel_list.hpp"
 #include "backends/cuda/limits.hpp"
+#include "backends/cuda/timing.hpp"
 
 namespace moe4::cuda {
 namespace {
@@ -84,7 +85,6 @@ class Bench {
 public:
     Bench(const Problem& problem, int copies)
         : problem_(problem), min_rows_(select(problem, "").wgmma_min_rows) {
-        check(cudaStreamCreate(&stream_), "stream");
         std::mt19937 random(1);
         for (int i = 0; i < copies; ++i) {
             layers_.push_back(allocate_layer(problem, min_rows_, 0));
@@ -111,39 +111,23 @@ public:
     double time(const GemmChoice& choice, int replays) {
         set_min_rows(choice.uses_wgmma ? 0 : min_rows_);
         const int num_layers = tokens_ <= 16 ? 32 : tokens_ <= 1024 ? 16 : 4;
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t executable = nullptr;
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-        for (int i = 0; i < num_layers; ++i) {
-            const Routed& routed = routings_[static_cast<std::size_t>(i % kRoutings)];
-            forward(layers_[static_cast<std::size_t>(i) % layers_.size()],
-                    {.hidden = reinterpret_cast<const std::uint16_t*>(routed.hidden.data()),
-                     .top_k_ids = reinterpret_cast<const std::int32_t*>(routed.ids.data()),
-                     .top_k_weights = reinterpret_cast<const float*>(routed.weights.data()),
-                     .num_tokens = tokens_,
-                     .output_f32 = nullptr,
-                     .output_bf16 = reinterpret_cast<std::uint16_t*>(output_.data()),
-                     .workspace = workspace_.data()},
-                    choice, stream_);
-        }
-        check(cudaStreamEndCapture(stream_, &graph), "capture");
-        check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-        const EventHandle begin = make_event(cudaEventDefault);
-        const EventHandle end = make_event(cudaEventDefault);
-        std::vector<float> times;
-        for (int i = 0; i < replays + 2; ++i) {
-            check(cudaEventRecord(begin.get(), stream_), "event");
-            check(cudaGraphLaunch(executable, stream_), "graph");
-            check(cudaEventRecord(end.get(), stream_), "event");
-            check(cudaEventSynchronize(end.get()), "running");
-            float ms = 0;
-            check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "event");
-            if (i >= 2) times.push_back(ms);
-        }
-        cudaGraphExecDestroy(executable);
-        cudaGraphDestroy(graph);
-        std::sort(times.begin(), times.end());
-        return 1000.0 * static_cast<double>(times[times.size() / 2]) / num_layers;
+        const auto run_all = [&](cudaStream_t stream) {
+            for (int i = 0; i < num_layers; ++i) {
+                const Routed& routed = routings_[static_cast<std::size_t>(i % kRoutings)];
+                forward(layers_[static_cast<std::size_t>(i) % layers_.size()],
+                        {.hidden = reinterpret_cast<const std::uint16_t*>(routed.hidden.data()),
+                         .top_k_ids = reinterpret_cast<const std::int32_t*>(routed.ids.data()),
+                         .top_k_weights = reinterpret_cast<const float*>(routed.weights.data()),
+                         .num_tokens = tokens_,
+                         .output_f32 = nullptr,
+                         .output_bf16 = reinterpret_cast<std::uint16_t*>(output_.data()),
+                         .workspace = workspace_.data()},
+                        choice, stream);
+            }
+        };
+        std::vector<double> seconds = time_replays(run_all, replays);
+        std::sort(seconds.begin(), seconds.end());
+        return 1e6 * seconds[seconds.size() / 2] / num_layers;
     }
 
     double floor_us() const {
@@ -164,7 +148,6 @@ private:
 
     Problem problem_;
     std::int64_t min_rows_;  // from there on wgmma is chosen
-    cudaStream_t stream_ = nullptr;
     std::vector<PreparedLayer> layers_;
     DeviceBuffer output_, workspace_;
     std::vector<Routed> routings_;

@@ -6,23 +6,11 @@
 #include <memory>
 #include <random>
 
+#include "backends/cuda/timing.hpp"
+
 namespace moe4::cuda {
 
 namespace {
-
-/// Runs work() between two events; seconds.
-template <class Work>
-double time(const Work& work) {
-    const EventHandle begin = make_event(cudaEventDefault);
-    const EventHandle end = make_event(cudaEventDefault);
-    check(cudaEventRecord(begin.get(), nullptr), "recording an event");
-    work();
-    check(cudaEventRecord(end.get(), nullptr), "recording an event");
-    check(cudaEventSynchronize(end.get()), "waiting for the device");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading an event");
-    return static_cast<double>(milliseconds) * 1e-3;
-}
 
 double read_gb_per_s(int num_sms) {
     constexpr std::size_t kBytes = std::size_t{2} << 30;
@@ -33,7 +21,7 @@ double read_gb_per_s(int num_sms) {
         read_memory(data.data(), kBytes, reinterpret_cast<std::uint32_t*>(sink.data()), num_sms, nullptr);
     };
     double best = 1e9;
-    for (int i = 0; i < 10; ++i) best = std::min(best, time(read));
+    for (int i = 0; i < 10; ++i) best = std::min(best, time(nullptr, read));
     return static_cast<double>(kBytes) / best * 1e-9;
 }
 
@@ -104,7 +92,7 @@ void measure_cublas(std::vector<MachineLimit>& limits) {
     check(cudaMemcpy(b.data(), values.data(), kElements * 2, cudaMemcpyHostToDevice),
           "copying to the device");
     const auto gop_per_s = [&](int count) {
-        const double seconds = time([&] {
+        const double seconds = time(nullptr, [&] {
             for (int i = 0; i < count; ++i) cublas.multiply(a.data(), b.data(), c.data(), kSize);
         });
         return 2.0 * kSize * kSize * kSize * count / seconds * 1e-9;

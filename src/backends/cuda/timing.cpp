@@ -9,9 +9,6 @@ namespace moe4::cuda {
 
 namespace {
 
-constexpr int kWarmUps = 2;
-constexpr int kReplays = 9;
-
 /// Copies on the device of host tensors, one of each however many runs share it.
 class Inputs {
 public:
@@ -41,12 +38,11 @@ struct DestroyGraph {
 };
 using ExecutableGraph = std::unique_ptr<CUgraphExec_st, DestroyGraph>;
 
-template <class Enqueue>
-ExecutableGraph capture(cudaStream_t stream, const Enqueue& enqueue) {
+ExecutableGraph capture(cudaStream_t stream, const std::function<void(cudaStream_t)>& enqueue) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph");
-    enqueue();
+    enqueue(stream);
     check(cudaStreamEndCapture(stream, &graph), "capturing a graph");
     const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
     cudaGraphDestroy(graph);
@@ -54,19 +50,32 @@ ExecutableGraph capture(cudaStream_t stream, const Enqueue& enqueue) {
     return ExecutableGraph(executable);
 }
 
-/// Seconds of one replay, waited for.
-double time_replay(const ExecutableGraph& graph, cudaStream_t stream, const EventHandle& begin,
-                   const EventHandle& end) {
-    float milliseconds = 0;
+}  // namespace
+
+double time(cudaStream_t stream, const std::function<void()>& enqueue) {
+    const EventHandle begin = make_event(cudaEventDefault);
+    const EventHandle end = make_event(cudaEventDefault);
     check(cudaEventRecord(begin.get(), stream), "recording an event");
-    check(cudaGraphLaunch(graph.get(), stream), "running a graph");
+    enqueue();
     check(cudaEventRecord(end.get(), stream), "recording an event");
     check(cudaEventSynchronize(end.get()), "waiting for the device");
+    float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading an event");
     return static_cast<double>(milliseconds) * 1e-3;
 }
 
-}  // namespace
+std::vector<double> time_replays(const std::function<void(cudaStream_t)>& enqueue, int replays) {
+    constexpr int kWarmUps = 2;
+    const StreamHandle stream = make_stream(cudaStreamDefault);
+    const ExecutableGraph graph = capture(stream.get(), enqueue);
+    const auto replay = [&] { check(cudaGraphLaunch(graph.get(), stream.get()), "running a graph"); };
+    std::vector<double> seconds;
+    for (int i = 0; i < kWarmUps + replays; ++i) {
+        const double each = time(stream.get(), replay);
+        if (i >= kWarmUps) seconds.push_back(each);
+    }
+    return seconds;
+}
 
 std::vector<double> time_runs(std::span<const TimedRun> runs, int device) {
     Inputs on_device(device);
@@ -80,18 +89,13 @@ std::vector<double> time_runs(std::span<const TimedRun> runs, int device) {
         run.output = on_device(run.output);
     }
 
-    const StreamHandle stream = make_stream(cudaStreamDefault);
-    const ExecutableGraph graph = capture(stream.get(), [&] {
+    constexpr int kReplays = 9;
+    const auto run_all = [&](cudaStream_t stream) {
         for (const TimedRun& run : staged)
-            run.layer->run(run.hidden, run.routing, run.output, {workspace.data(), bytes}, {stream.get()});
-    });
-    const EventHandle begin = make_event(cudaEventDefault);
-    const EventHandle end = make_event(cudaEventDefault);
-    std::vector<double> seconds;
-    for (int i = 0; i < kWarmUps + kReplays; ++i) {
-        const double replay = time_replay(graph, stream.get(), begin, end);
-        if (i >= kWarmUps) seconds.push_back(replay / static_cast<double>(runs.size()));
-    }
+            run.layer->run(run.hidden, run.routing, run.output, {workspace.data(), bytes}, {stream});
+    };
+    std::vector<double> seconds = time_replays(run_all, kReplays);
+    for (double& each : seconds) each /= static_cast<double>(runs.size());
     return seconds;
 }
 
