@@ -6,6 +6,8 @@
 
 #include "backends/cuda/launch.hpp"
 #include "backends/cuda/sm90/wgmma_shape.hpp"
+#include "backends/cuda/smxx/finalize.hpp"
+#include "backends/cuda/smxx/row_scales.hpp"
 #include "backends/cuda/workspace_layout.hpp"
 
 namespace moe4::cuda {

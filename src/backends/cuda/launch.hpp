@@ -6,6 +6,12 @@
 
 namespace moe4::cuda {
 
+/// Blocks for so many threads' worth of work, at most what fills a large GPU a few times over.
+inline unsigned blocks_for(std::int64_t work, int threads) {
+    const std::int64_t blocks = (work + threads - 1) / threads;
+    return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 2048 ? 2048 : blocks);
+}
+
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes,
             cudaStream_t stream, const Arguments&... arguments) {

@@ -196,76 +196,6 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     grouper.leave();
 }
 
-__global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask task) {
-    ptx::wait_for_previous_kernel();
-    ptx::allow_next_kernel();
-    const std::int64_t width = permuted_size(task.cols);
-    const std::int64_t blocks = width / 16;
-    const std::int64_t num_rows = *task.num_rows;
-    for (std::int64_t i = std::int64_t{blockIdx.x} * 256 + threadIdx.x; i < num_rows * blocks;
-         i += std::int64_t{gridDim.x} * 256) {
-        const BlockPlace place(i % blocks);
-        std::uint16_t* row = task.rows + i / blocks * width;
-        float x[1][16];
-        std::uint32_t largest = 0;
-#pragma unroll
-        for (int word = 0; word < 2; ++word) {
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const std::uint32_t pair = reinterpret_cast<std::uint32_t*>(row)[place.pair(word, n)];
-                x[0][word * 8 + n] = __uint_as_float(pair << 16);
-                x[0][word * 8 + n + 4] = __uint_as_float(pair & 0xFFFF0000U);
-                largest = __vmaxu2(largest, pair & 0x7FFF7FFFU);
-            }
-        }
-        largest = max(largest << 16, largest & 0xFFFF0000U);
-        const float scale = task.row_scale[i / blocks];
-        quantize_blocks(x, {largest}, scale, 1.0F / scale);
-        store_block(row, place, permute_quantized(x[0]));
-    }
-}
-
-__global__ void __launch_bounds__(256) row_largest_kernel(const RowScaleTask task) {
-    ptx::wait_for_previous_kernel();
-    ptx::allow_next_kernel();
-    __shared__ std::uint32_t largest_of_warp[8];
-    const std::int64_t num_rows = task.num_rows == nullptr ? task.max_rows : *task.num_rows;
-    for (std::int64_t row = blockIdx.x; row < num_rows; row += gridDim.x) {
-        std::uint32_t largest = 0;
-        for (std::int64_t k = threadIdx.x; k < task.cols; k += 256) {
-            const std::uint32_t bits = (task.rows[row * task.stride + k] & 0x7FFFU) << 16;
-            if (bits < kInfinityBits) largest = max(largest, bits);
-        }
-        largest = __reduce_max_sync(kAllLanes, largest);
-        if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (const std::uint32_t other : largest_of_warp) largest = max(largest, other);
-            if (task.shared_largest == nullptr)
-                task.row_scale[row] = __fdiv_rn(__uint_as_float(largest), 2688.0F);
-            else
-                atomicMax(task.shared_largest, largest);  // of integers: any order gives the same
-        }
-        __syncthreads();
-    }
-}
-
-__global__ void __launch_bounds__(256) spread_largest_kernel(const RowScaleTask task) {
-    ptx::wait_for_previous_kernel();
-    ptx::allow_next_kernel();
-    const std::int64_t num_rows = task.num_rows == nullptr ? task.max_rows : *task.num_rows;
-    const float scale = __fdiv_rn(__uint_as_float(*task.shared_largest), 2688.0F);
-    for (std::int64_t row = std::int64_t{blockIdx.x} * 256 + threadIdx.x; row < num_rows;
-         row += std::int64_t{gridDim.x} * 256)
-        task.row_scale[row] = scale;
-}
-
-/// Blocks for so many threads' worth of work, at most what fills a large GPU a few times over.
-unsigned blocks_for(std::int64_t work, int threads) {
-    const std::int64_t blocks = (work + threads - 1) / threads;
-    return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 2048 ? 2048 : blocks);
-}
-
 }  // namespace
 
 void group_and_encode(const GroupTask& group, const EncodeTask& encode, cudaStream_t stream) {
@@ -292,17 +222,6 @@ void load_scatter() {
                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    Scatter::kStages * Scatter::kStageBytes),
               "reserving shared memory");
-}
-
-void requantize(const RequantizeTask& task, cudaStream_t stream) {
-    launch(requantize_kernel, dim3(blocks_for(task.max_rows * permuted_size(task.cols) / 16, 256)), 256, 0,
-           stream, task);
-}
-
-void scale_rows(const RowScaleTask& task, cudaStream_t stream) {
-    launch(row_largest_kernel, dim3(blocks_for(task.max_rows, 1)), 256, 0, stream, task);
-    if (task.shared_largest != nullptr)
-        launch(spread_largest_kernel, dim3(blocks_for(task.max_rows, 256)), 256, 0, stream, task);
 }
 
 }  // namespace moe4::cuda

@@ -22,8 +22,7 @@ struct Grouping {
     std::int32_t* num_segments;  // [1]
     std::int32_t* num_rows;      // [1]
     Segment* segments;
-    // Scattered writes are slow: nullptr where nobody reads them.
-    std::int32_t* row_token;  // [rows]
+    std::int32_t* row_token;  // [rows]; nullptr where nobody reads it: scattered writes are slow
     std::int32_t* slot_row;   // [num_tokens, top_k]; -1: adds nothing
 };
 
@@ -68,44 +67,5 @@ void group_and_encode(const GroupTask&, const EncodeTask&, cudaStream_t);
 /// may have the shared memory that it needs.
 void group_and_scatter(const GroupTask&, const EncodeTask&, int num_sms, cudaStream_t);
 void load_scatter();
-
-/// Quantises the permuted bf16 rows [num_rows, permuted_size(cols)] in place, row r with A = row_scale[r].
-struct RequantizeTask {
-    std::uint16_t* rows;
-    std::int64_t cols;
-    std::int64_t max_rows;
-    const std::int32_t* num_rows;  // on the device
-    const float* row_scale;
-};
-void requantize(const RequantizeTask&, cudaStream_t);
-
-/// row_scale[r] = largest finite magnitude of the row / 2688, or with shared_largest of all the rows, through
-/// *shared_largest (bits of a float), which the stream must have zeroed.
-struct RowScaleTask {
-    const std::uint16_t* rows;  // bf16 [max_rows, stride], of which the first `cols` are looked at
-    std::int64_t cols, stride;
-    std::int64_t max_rows;
-    const std::int32_t* num_rows;   // on the device; nullptr: max_rows
-    std::uint32_t* shared_largest;  // nullptr: each row has its own
-    float* row_scale;
-};
-void scale_rows(const RowScaleTask&, cudaStream_t);
-
-/// out[t] = sum over slots j in order of top_k_weights[t, j] * y[slot_row[t, j]], fp32.
-struct CombineTask {
-    const float* y;  // [rows, cols]
-    const std::int32_t* slot_row;
-    const float* top_k_weights;
-    std::int64_t num_tokens;
-    std::int32_t top_k;
-    std::int64_t cols;
-    float* out_f32;  // one of the two
-    std::uint16_t* out_bf16;
-};
-void combine(const CombineTask&, cudaStream_t);
-
-/// The same of up to kWarpSlots slots, which it groups by itself: slot_row is not used. Clears group.cleared
-/// when y is there.
-void combine_few_tokens(const CombineTask&, const GroupTask&, cudaStream_t);
 
 }  // namespace moe4::cuda

@@ -1,10 +1,11 @@
 // The weighted sum over a token's slots, in the order of the slots, one rounding at the end.
+#include "backends/cuda/smxx/finalize.hpp"
+
 #include <algorithm>
 
 #include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/dependent_launch.cuh"
 #include "backends/cuda/quantize.cuh"
-#include "backends/cuda/smxx/arrange.hpp"
 #include "backends/cuda/smxx/warp_grouping.cuh"
 
 namespace moe4::cuda {

@@ -6,6 +6,7 @@
 #include "backends/cuda/device_lane.cuh"
 #include "backends/cuda/launch.hpp"
 #include "backends/cuda/ptx/dependent_launch.cuh"
+#include "backends/cuda/warp.cuh"
 #include "moe/routers.hpp"
 
 namespace moe4::cuda {
@@ -13,7 +14,6 @@ namespace moe4::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 __device__ float bf16_value(std::uint16_t bits) { return __uint_as_float(std::uint32_t{bits} << 16); }
 __device__ float router_value(const std::uint16_t* router, std::int64_t i) { return bf16_value(router[i]); }

@@ -2,12 +2,12 @@
 // What both ways of grouping slots by expert do alike.
 #include "backends/cuda/k_order.hpp"
 #include "backends/cuda/smxx/arrange.hpp"
+#include "backends/cuda/warp.cuh"
 
 namespace moe4::cuda {
 
 inline constexpr int kGroupThreads = 1024;
 inline constexpr int kGroupCounters = 8192;  // warps that count x experts
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 /// The slot's expert, counted from the first one held, or -1.
 __device__ inline std::int32_t held_expert(const GroupTask& task, std::int64_t slot) {
