@@ -47,7 +47,8 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, Uploa
         moe::release(weights, view);
     };
     uploads.run(parallel_for, layer.num_held(), [&](Uploader& uploader, int i) {
-        const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(layer.held.first + i)];
+        const int id = layer.held.first + i;
+        const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(id)];
         const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
         for (int half = 0; half < 2; ++half) {
             const std::int64_t row = (std::int64_t{2} * i + half) * intermediate;

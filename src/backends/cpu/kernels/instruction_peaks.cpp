@@ -83,7 +83,7 @@ const int kNumInstructionPeaks = sizeof(kInstructionPeaks) / sizeof(kInstruction
 // A prefetch some KB ahead of the loads: without it a virtual machine's single core stays a third below its
 // memory.
 void read_memory(const std::uint8_t* data, std::int64_t bytes, IsaSet isa) {
-    std::int64_t lines = bytes / 256;
+    std::int64_t lines = bytes / 256;  // NOLINT(misc-const-correctness): the assembly counts it down
     if ((isa & kAvx512) != 0) {
         asm volatile(
             "1:\n\tprefetcht1 4096(%0)\n\tprefetcht1 4160(%0)\n\tprefetcht1 4224(%0)\n\tprefetcht1 "
