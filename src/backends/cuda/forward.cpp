@@ -305,7 +305,7 @@ private:
 /// One token's experts are few: a tile for each multiprocessor counts for more than reading tokens once. From
 /// about four rows an expert on, some have more than eight, and a second tile of tokens costs less than
 /// decoding the weights again.
-int choose_shape(std::int64_t rows, std::int64_t experts_hit) {
+int choose_mma(std::int64_t rows, std::int64_t experts_hit) {
     enum { split_k, one_tile, two_tiles, four_tiles };
     if (rows > 14 * experts_hit) return four_tiles;
     if (rows > 4 * experts_hit) return two_tiles;
@@ -326,7 +326,7 @@ GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
     const std::int64_t mean_rows = rows_per_expert(layer.problem, num_tokens);
     const std::int64_t rows = num_tokens * layer.top_k;
     const std::int64_t experts_hit = std::min<std::int64_t>(rows, layer.num_held());
-    if (mean_rows < layer.wgmma_min_rows) return {.mma_shape = choose_shape(rows, experts_hit)};
+    if (mean_rows < layer.wgmma_min_rows) return {.mma_shape = choose_mma(rows, experts_hit)};
     const std::int64_t indices = layer.problem.config.intermediate_size;
     return {.uses_wgmma = true,
             .wgmma_shape = choose_wgmma(mean_rows, sm90::fills_512_rows(experts_hit, indices))};

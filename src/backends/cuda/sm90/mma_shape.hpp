@@ -90,7 +90,7 @@ struct RunCounters {
 using MmaKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaTask);
 using MmaFewTokensKernel = void (*)(WeightMaps gate_up, WeightMaps down, MmaFewTokensTask);
 
-/// Ordered by how many tokens they are good for; choose_shape says which runs when.
+/// Ordered by how many tokens they are good for; choose_mma says which runs when.
 inline constexpr MmaShape kMmaShapes[] = {{2, 4, 1, 2}, {4, 2, 1, 2}, {8, 1, 2, 2}, {6, 2, 4, 1}};
 inline constexpr int kNumMmaShapes = 4;
 static_assert(sizeof(kMmaShapes) / sizeof(MmaShape) == kNumMmaShapes);
