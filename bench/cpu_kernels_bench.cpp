@@ -73,7 +73,7 @@ public:
           h_rows_(random_bytes(static_cast<std::size_t>(num_rows * kIntermediate) * 2, random_)),
           y_(random_bytes(static_cast<std::size_t>(num_rows * kHidden) * 4, random_)),
           scratch_(random_bytes(kernel.scratch_bytes(num_rows, kHidden, kIntermediate), random_)) {
-        GatherTask gather{hidden_.get(), nullptr, kHidden, num_rows, 0, num_rows, panel_.get()};
+        GatherTask gather{hidden_.get(), nullptr, kHidden, num_rows, panel_.get()};
         Bytes encoded;
         if (kernel.encode_rows != nullptr) {
             encoded =

@@ -73,8 +73,6 @@ void gather(benchmark::State& state, const Kernel& kernel) {
                             .index = nullptr,
                             .cols = kCols,
                             .num_rows = num_rows,
-                            .first = 0,
-                            .last = num_rows,
                             .panel = panel.get()});
     });
 }

@@ -75,8 +75,6 @@ void fill_panel(const Kernel& kernel, const Rows& rows, std::int64_t cols, std::
                       .index = nullptr,
                       .cols = cols,
                       .num_rows = rows.count,
-                      .first = 0,
-                      .last = rows.count,
                       .panel = panel};
     if (encodes) {
         kernel.encode_rows({.values = rows.hidden.data(),

@@ -231,8 +231,6 @@ private:
                           .index = row_token_ + block.first_row,
                           .cols = hidden_size_,
                           .num_rows = block.num_rows,
-                          .first = 0,
-                          .last = block.num_rows,
                           .panel = at<std::uint8_t>(worker, layout_.worker_panel)};
         if (encodes_tokens(kernel(block)))
             gather.rows = encoded_tokens(static_cast<std::size_t>(block.kernel));
@@ -283,8 +281,6 @@ private:
                           .index = nullptr,
                           .cols = intermediate_size_,
                           .num_rows = block.num_rows,
-                          .first = 0,
-                          .last = block.num_rows,
                           .panel = h_panel(block)};
         if (kernel(block).encode_rows != nullptr) {
             auto* encoded = at<std::uint8_t>(worker, layout_.worker_panel);

@@ -444,7 +444,7 @@ template <class Machine, class Mode>
 void gather_rows(const GatherTask& task) {
     const Panel panel(task.num_rows, task.cols);
     const std::int64_t num_blocks = task.cols / kBlock;
-    for (std::int64_t r = task.first; r < task.last; ++r) {
+    for (std::int64_t r = 0; r < task.num_rows; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         const auto* row = reinterpret_cast<const std::uint16_t*>(
             task.rows + static_cast<std::size_t>(source) * encoded_bytes<Mode>(task.cols));

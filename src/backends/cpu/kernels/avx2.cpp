@@ -332,7 +332,7 @@ void encode_rows(const EncodeTask& task) {
 template <class Mode>
 void gather_rows(const GatherTask& task) {
     const std::int64_t blocks = num_blocks(task.cols);
-    for (std::int64_t r = task.first; r < task.last; ++r) {
+    for (std::int64_t r = 0; r < task.num_rows; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         const auto* row = reinterpret_cast<const typename Mode::EncodedBlock*>(task.rows) + source * blocks;
         const Group group = group_of(r, task.num_rows);

@@ -46,7 +46,7 @@ std::size_t panel_bytes(std::int64_t num_rows, std::int64_t cols) {
 template <class Mode>
 void gather_rows(const GatherTask& task) {
     const std::int64_t blocks = num_blocks(task.cols);
-    for (std::int64_t r = task.first; r < task.last; ++r) {
+    for (std::int64_t r = 0; r < task.num_rows; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         const auto* row = reinterpret_cast<const typename Mode::EncodedRow*>(task.rows) + source * blocks;
         const Group group = group_of(r / kGroupRows, task.num_rows);

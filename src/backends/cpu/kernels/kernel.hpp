@@ -46,14 +46,13 @@ struct EncodeTask {
 };
 
 /// Arranges encoded rows (bf16 rows where the kernel encodes nothing) as the GEMM reads them:
-///     panel[r] = rows[index[r]] for r in [first, last)
+///     panel[r] = rows[index[r]]
 struct GatherTask {
     const std::uint8_t* rows;
     const std::int32_t* index;  // null: row r itself
     std::int64_t cols;
-    std::int64_t num_rows;     // of the block
-    std::int64_t first, last;  // first is a multiple of rows_per_group, last too or num_rows
-    std::uint8_t* panel;       // panel_bytes(num_rows, cols), aligned to 64 bytes
+    std::int64_t num_rows;
+    std::uint8_t* panel;  // panel_bytes(num_rows, cols), aligned to 64 bytes
 };
 
 /// A block of an expert's rows, at most kMaxBlockRows, intermediates [first, last):

@@ -164,7 +164,7 @@ void encode_rows(const EncodeTask& task) {
 template <class Mode>
 void gather_rows(const GatherTask& task) {
     const std::size_t bytes = Mode::row_bytes(task.cols);
-    for (std::int64_t r = task.first; r < task.last; ++r) {
+    for (std::int64_t r = 0; r < task.num_rows; ++r) {
         const std::int64_t source = task.index != nullptr ? task.index[r] : r;
         std::memcpy(task.panel + static_cast<std::size_t>(r) * bytes,
                     task.rows + static_cast<std::size_t>(source) * bytes, bytes);
