@@ -103,6 +103,7 @@ TEST(GroupedTokens, AreTheHostsByteForByte) {
     expect_same_as_host(random_rows(208, 4, 130, random));    // 13 blocks: a padded column
     expect_same_as_host(random_rows(64, 1024, 300, random));  // most experts have no row
     expect_same_as_host(random_rows(128, 1, 1, random));
+    expect_same_as_host(random_rows(64, 3, 0, random));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "backends/cuda/smxx/quantize.hpp"
 
+#include <algorithm>
 #include <cub/block/block_scan.cuh>
 
 #include "backends/cuda/k_order.hpp"
@@ -98,9 +99,8 @@ __global__ void __launch_bounds__(kRowThreads) quantize_and_swizzle_kernel(const
 
 void quantize_and_swizzle(const SwizzleTask& task, cudaStream_t stream) {
     launch(place_experts_kernel, dim3(1), kThreads, 0, stream, task);
-    const std::int64_t rows = task.max_padded_rows;
-    launch(quantize_and_swizzle_kernel, dim3(static_cast<unsigned>(rows < 4096 ? rows : 4096)), kRowThreads,
-           0, stream, task);
+    const std::int64_t blocks = std::clamp<std::int64_t>(task.max_padded_rows, 1, 4096);
+    launch(quantize_and_swizzle_kernel, dim3(static_cast<unsigned>(blocks)), kRowThreads, 0, stream, task);
 }
 
 }  // namespace moe4::cuda
