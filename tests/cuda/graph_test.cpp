@@ -129,7 +129,7 @@ TEST_P(Graph, RunsAtTheSameTimeInWorkspacesOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(
     Modes, Graph,
-    ::testing::Values(Mode{"w4a16_1", Precision::w4a16, {}, 1}, Mode{"w4a16_8", Precision::w4a16, {}, 8},
+    ::testing::Values(Mode{"w4a16_1", Precision::w4a16, {}, 1}, Mode{"w4a16_6", Precision::w4a16, {}, 6},
                       Mode{"w4a16_33", Precision::w4a16, {}, 33}, Mode{"w4a16_64", Precision::w4a16, {}, 64},
                       Mode{"w4a16_700", Precision::w4a16, {}, 700, true},
                       Mode{"w4a16_batch_invariant_33", Precision::w4a16, {}, 33, true, true},
