@@ -34,7 +34,7 @@ struct GroupTask {
     std::int32_t top_k;
     std::int32_t first_expert, num_held;
     std::int32_t largest_segment;  // rows
-    std::int32_t* cleared;         // counters of a kernel that follows
+    std::int32_t* cleared;         // counters, so that the next kernel that counts finds 0
     std::int64_t num_cleared;
     Grouping out;
 };

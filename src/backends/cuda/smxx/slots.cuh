@@ -1,5 +1,5 @@
 #pragma once
-// What both ways of grouping slots by expert do alike.
+// What all ways of grouping slots by expert do alike.
 #include "backends/cuda/k_order.hpp"
 #include "backends/cuda/smxx/arrange.hpp"
 #include "backends/cuda/warp.cuh"
