@@ -344,6 +344,7 @@ void forward(const PreparedLayer& layer, const ForwardInput& in, const GemmChoic
 
 void load_kernels() {
     load_scatter();
+    load_combine();
     for (const sm90::MmaKernels& kernels : {sm90::mma_bf16(), sm90::mma_f16()}) {
         for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
             check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernels.of_shape[i]),

@@ -130,4 +130,11 @@ void combine_few_tokens(const CombineTask& task, const GroupTask& group, cudaStr
     launch_combine<true>(task, group, stream);
 }
 
+void load_combine() {
+    cudaFuncAttributes attributes{};
+    for (const auto kernel : {combine_kernel<2, false>, combine_kernel<4, false>, combine_kernel<8, false>,
+                              combine_kernel<2, true>, combine_kernel<4, true>, combine_kernel<8, true>})
+        check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "loading kernels");
+}
+
 }  // namespace moe4::cuda

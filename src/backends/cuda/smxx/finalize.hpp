@@ -25,4 +25,7 @@ void combine(const CombineTask&, cudaStream_t);
 /// when y is there.
 void combine_few_tokens(const CombineTask&, const GroupTask&, cudaStream_t);
 
+/// Once before: a first launch that finds no memory for its kernel would leave group.cleared as it is.
+void load_combine();
+
 }  // namespace moe4::cuda
