@@ -57,7 +57,7 @@ void quantize_row(const std::uint16_t* hidden, std::int64_t num_blocks, float gl
         std::uint8_t block_codes[kNvfp4BlockSize];
         std::transform(hidden, hidden + kNvfp4BlockSize, x, format::bf16_to_float);
         scales[block] = format::quantize_activation_block(x, global_scale, block_codes);
-        for (int i = 0; i < kNvfp4BlockSize / 2; ++i)
+        for (std::size_t i = 0; i < kNvfp4BlockSize / 2; ++i)
             *codes++ = static_cast<std::uint8_t>(block_codes[2 * i] | block_codes[2 * i + 1] << 4);
         hidden += kNvfp4BlockSize;
     }
