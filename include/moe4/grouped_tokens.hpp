@@ -12,11 +12,11 @@ namespace moe4 {
 /// Rows that the scales may take: known without the counts.
 std::int64_t max_padded_rows(std::int64_t max_rows, std::int64_t num_experts);
 
-/// All on one device; max_rows is the length of row_token.
+/// All on one device; max_rows is the length of row_token. Indices are not checked.
 struct GroupedTokens {
     TensorView hidden;        // bf16 [num_tokens, hidden_size], hidden_size a multiple of 16
-    TensorView row_token;     // i32 [max_rows]: which token a row is
-    TensorView row_expert;    // i32 [max_rows]: whose row it is, ascending
+    TensorView row_token;     // i32 [max_rows]: which token a row is, from 0
+    TensorView row_expert;    // i32 [max_rows]: whose row it is, from 0, ascending
     TensorView num_rows;      // i32 [1], at most max_rows; what lies behind them is not read
     TensorView expert_scale;  // f32 [num_experts], 1 to 1024 experts: the global scale A of each
 };
@@ -29,7 +29,8 @@ struct BlockScaledRows {
 
 /// Quantises each row with its expert's A as NUMERICS.md says, the same bits on every device. Scales of
 /// padding up to the end of the last expert are zeroed. On a GPU two kernels, no wait, no allocation: a graph
-/// can hold it. Throws invalid_argument naming the tensor, unsupported where moe4 has no CUDA.
+/// can hold it. Throws invalid_argument naming the tensor, unsupported where moe4 has no CUDA, machine where
+/// a device fails.
 void quantize_grouped_tokens(const GroupedTokens&, const BlockScaledRows&, Stream = {});
 
 }  // namespace moe4

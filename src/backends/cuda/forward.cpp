@@ -250,8 +250,9 @@ private:
     /// Where a block can do by itself what else is done before the GEMMs, and hold x beside two stages. The
     /// sums are those of the kernels that run otherwise.
     std::optional<sm90::MmaFewTokensTask> few_tokens_task() const {
-        if (num_slots_ > kWarpSlots || in_.num_tokens > 8 || choice_.uses_wgmma || choice_.mma_shape != 0 ||
-            groups_x() || has_dynamic_scales())
+        const bool has_one_segment_an_expert = in_.num_tokens <= largest_segment();
+        if (num_slots_ > kWarpSlots || !has_one_segment_an_expert || choice_.uses_wgmma ||
+            choice_.mma_shape != 0 || groups_x() || has_dynamic_scales())
             return std::nullopt;
         sm90::MmaFewTokensTask task{{}, group_task(), encode_task()};
         static_cast<sm90::MmaTask&>(task) = mma_task(true, true, nullptr, nullptr, task.shared_bytes());
