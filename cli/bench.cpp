@@ -66,6 +66,7 @@ public:
     BenchRow measure(std::int64_t num_tokens, RoutingKind kind, double seconds) {
         constexpr double kMostRuns = 32;
         constexpr double kFewestRuns = 5;
+        constexpr double kSamples = 16;  // of a run, about: what a GPU takes at once stays within `seconds`
         std::vector<RandomRouting> routings;
         const auto add_routings = [&](std::size_t count) {
             while (routings.size() < count)
@@ -73,7 +74,8 @@ public:
         };
         add_routings(2);
         const double warm_up = backend_.time_runs(runs(routings, num_tokens)).back();
-        add_routings(static_cast<std::size_t>(std::clamp(seconds / warm_up, kFewestRuns, kMostRuns)));
+        add_routings(
+            static_cast<std::size_t>(std::clamp(seconds / kSamples / warm_up, kFewestRuns, kMostRuns)));
 
         std::vector<double> times;
         const auto start = std::chrono::steady_clock::now();
@@ -150,6 +152,12 @@ private:
     std::vector<std::uint16_t> output_;
 };
 
+std::vector<KernelInfo> kernels_of(const Backend& backend) {
+    for (BackendInfo& info : backends())
+        if (info.name == backend.name()) return std::move(info.kernels);
+    return {};
+}
+
 /// Whichever is lower: what memory can feed, or what the kernel's instructions can do.
 void set_limit(BenchRow& row, const std::vector<MachineLimit>& limits,
                const std::vector<KernelInfo>& kernels) {
@@ -169,66 +177,14 @@ void set_limit(BenchRow& row, const std::vector<MachineLimit>& limits,
     }
 }
 
-std::string text_of(const BenchReport& report) {
-    const bool is_gpu = report.threads == 0;
-    const std::string unit = is_gpu ? "TFLOP/s" : "GOP/s";
-    const double gops = is_gpu ? 1000 : 1;
-    std::string text = report.machine + "\n";
-    for (const MachineLimit& limit : report.limits) {
-        const bool is_memory = limit.name == "dram_read";
-        text += fmt::format("  {:<14} {:9.1f} {}\n", limit.name, limit.value / (is_memory ? 1 : gops),
-                            is_memory ? "GB/s" : unit);
-    }
-    Table table({"shape", "mode", "routing", "tokens", "kernel", "us", "GB/s", unit, "limit", "ratio"});
-    for (const BenchRow& row : report.rows) {
-        table.add_row({row.shape, row.mode, row.routing, std::to_string(row.tokens), row.kernel,
-                       fmt::format("{:.1f}", row.us), fmt::format("{:.1f}", row.gb_per_s),
-                       fmt::format("{:.1f}", row.gop_per_s / gops), row.limit,
-                       fmt::format("{:.2f}", row.ratio)});
-    }
-    return text + table.to_string();
-}
-
-Json json_of(const BenchReport& report) {
-    Json document{{"machine", report.machine}, {"limits", Json::object()}, {"rows", Json::array()}};
-    for (const MachineLimit& limit : report.limits) document["limits"][std::string(limit.name)] = limit.value;
-    for (const BenchRow& row : report.rows) {
-        document["rows"].push_back({{"shape", row.shape},
-                                    {"mode", row.mode},
-                                    {"routing", row.routing},
-                                    {"tokens", row.tokens},
-                                    {"threads", report.threads},
-                                    {"kernel", row.kernel},
-                                    {"us", row.us},
-                                    {"gb_per_s", row.gb_per_s},
-                                    {"gop_per_s", row.gop_per_s},
-                                    {"limit", row.limit},
-                                    {"limit_value", row.limit_value},
-                                    {"ratio", row.ratio}});
-    }
-    return document;
-}
-
-int bench(const BenchOptions& options) {
-    std::vector<BenchShape> shapes;
-    shapes.reserve(options.shapes.size());
-    for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+std::vector<BenchRow> measure_rows(const Backend& backend, const std::vector<BenchShape>& shapes,
+                                   const BenchOptions& options, Progress& progress) {
     const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
-    const auto backend = open_backend(options.engine);
-    std::vector<KernelInfo> kernels;
-    for (const BackendInfo& info : backends()) {
-        if (info.name == backend->name()) kernels = info.kernels;
-    }
-
-    BenchReport report;
-    report.machine = backend->description();
-    report.threads = backend->num_threads();
-    Progress progress("measuring the machine");
-    report.limits = backend->measure_limits();
+    std::vector<BenchRow> rows;
     for (const BenchShape& shape : shapes) {
         for (const std::string& mode : options.modes) {
             progress.begin(fmt::format("preparing {} {}", shape.name, mode));
-            Bench measured(*backend, shape, mode == "w4a4" ? Precision::w4a4 : Precision::w4a16, options,
+            Bench measured(backend, shape, mode == "w4a4" ? Precision::w4a4 : Precision::w4a16, options,
                            *most, *fewest);
             for (const std::string& routing : options.routings) {
                 for (const std::int64_t tokens : options.tokens) {
@@ -239,14 +195,31 @@ int bench(const BenchOptions& options) {
                     row.shape = shape.name;
                     row.mode = mode;
                     row.routing = routing;
-                    set_limit(row, report.limits, kernels);
-                    report.rows.push_back(std::move(row));
+                    rows.push_back(std::move(row));
                 }
             }
         }
     }
+    return rows;
+}
+
+int bench(const BenchOptions& options) {
+    std::vector<BenchShape> shapes;
+    shapes.reserve(options.shapes.size());
+    for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+    const auto backend = open_backend(options.engine);
+    BenchReport report;
+    report.machine = backend->description();
+    report.threads = backend->num_threads();
+    Progress progress("preparing");
+    report.rows = measure_rows(*backend, shapes, options, progress);
+    progress.begin("measuring the machine");
+    report.limits = backend->measure_limits();  // last: it heats a GPU, which then slows down
+    progress.end();
+    const std::vector<KernelInfo> kernels = kernels_of(*backend);
+    for (BenchRow& row : report.rows) set_limit(row, report.limits, kernels);
     if (!options.html.empty()) write_html(report, options.html);
-    options.json ? print_json(json_of(report)) : print(std::string_view(text_of(report)));
+    options.json ? print_json(json_of(report)) : print(text_of(report));
     return kOk;
 }
 
@@ -257,8 +230,8 @@ void add_bench(CLI::App& app, Action& action) {
     CLI::App* command =
         app.add_subcommand("bench", "time layers of random weights against this machine's limits");
     command->footer(
-        "DRAM read and the peaks of the instructions that the kernels use are measured first, in the same "
-        "run. A row's\n"
+        "DRAM read and the peaks of the instructions that the kernels use are measured in the same run, "
+        "after the rows. A row's\n"
         "limit is the lower of the kernel's arithmetic bound and what DRAM can feed; ratio is how much of it "
         "was reached.\n"
         "GB/s are of packed weights (4.5 bits each) of the experts hit; layers are rotated over copies, so "

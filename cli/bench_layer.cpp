@@ -115,9 +115,11 @@ MoeWeights random_weights(const BenchShape& shape, bool one_expert, std::mt19937
 }
 
 std::vector<std::uint16_t> random_hidden(std::int64_t count, std::mt19937_64& random) {
+    constexpr std::size_t kDrawn = std::size_t{1} << 20;
     std::normal_distribution<float> normal;
     std::vector<std::uint16_t> hidden(static_cast<std::size_t>(count));
-    for (auto& x : hidden) x = round_to_bf16(normal(random));
+    for (std::size_t i = 0; i < hidden.size(); ++i)
+        hidden[i] = i < kDrawn ? round_to_bf16(normal(random)) : hidden[i - kDrawn];
     return hidden;
 }
 

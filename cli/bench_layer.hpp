@@ -28,7 +28,7 @@ enum class RoutingKind { uniform, zipf };
 /// a layer that packs its own copy, and it leaves the memory to those.
 MoeWeights random_weights(const BenchShape& shape, bool one_expert, std::mt19937_64& random);
 
-/// N(0, 1) rows in bf16.
+/// N(0, 1) in bf16; after a million they repeat.
 std::vector<std::uint16_t> random_hidden(std::int64_t count, std::mt19937_64& random);
 
 /// top_k distinct experts a token, drawn without replacement: evenly, or the expert of rank r with weight 1 /

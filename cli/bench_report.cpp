@@ -143,6 +143,46 @@ std::string table(const BenchReport& report) {
 
 }  // namespace
 
+std::string text_of(const BenchReport& report) {
+    const bool is_gpu = report.threads == 0;
+    const std::string unit = is_gpu ? "TFLOP/s" : "GOP/s";
+    const double gops = is_gpu ? 1000 : 1;
+    std::string text = report.machine + "\n";
+    for (const MachineLimit& limit : report.limits) {
+        const bool is_memory = limit.name == "dram_read";
+        text += fmt::format("  {:<14} {:9.1f} {}\n", limit.name, limit.value / (is_memory ? 1 : gops),
+                            is_memory ? "GB/s" : unit);
+    }
+    Table table({"shape", "mode", "routing", "tokens", "kernel", "us", "GB/s", unit, "limit", "ratio"});
+    for (const BenchRow& row : report.rows) {
+        table.add_row({row.shape, row.mode, row.routing, std::to_string(row.tokens), row.kernel,
+                       fmt::format("{:.1f}", row.us), fmt::format("{:.1f}", row.gb_per_s),
+                       fmt::format("{:.1f}", row.gop_per_s / gops), row.limit,
+                       fmt::format("{:.2f}", row.ratio)});
+    }
+    return text + table.to_string();
+}
+
+Json json_of(const BenchReport& report) {
+    Json document{{"machine", report.machine}, {"limits", Json::object()}, {"rows", Json::array()}};
+    for (const MachineLimit& limit : report.limits) document["limits"][std::string(limit.name)] = limit.value;
+    for (const BenchRow& row : report.rows) {
+        document["rows"].push_back({{"shape", row.shape},
+                                    {"mode", row.mode},
+                                    {"routing", row.routing},
+                                    {"tokens", row.tokens},
+                                    {"threads", report.threads},
+                                    {"kernel", row.kernel},
+                                    {"us", row.us},
+                                    {"gb_per_s", row.gb_per_s},
+                                    {"gop_per_s", row.gop_per_s},
+                                    {"limit", row.limit},
+                                    {"limit_value", row.limit_value},
+                                    {"ratio", row.ratio}});
+    }
+    return document;
+}
+
 void write_html(const BenchReport& report, const std::filesystem::path& path) {
     const Axes axes(report);
     const std::string html = fmt::format(

@@ -1,11 +1,12 @@
 #pragma once
-// What `moe4 bench` measured, and its report in HTML.
+// What `moe4 bench` measured, as text, JSON and HTML.
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "moe4/backend.hpp"
+#include "output.hpp"
 
 namespace moe4::cli {
 
@@ -31,6 +32,8 @@ struct BenchReport {
     std::vector<BenchRow> rows;
 };
 
+std::string text_of(const BenchReport&);
+Json json_of(const BenchReport&);
 /// One self-contained page: a roofline plot and the table. Written beside and renamed. Throws machine.
 void write_html(const BenchReport& report, const std::filesystem::path& path);
 
