@@ -69,7 +69,6 @@ struct RowBytes {
     const std::uint8_t* data;
     std::int64_t pitch, used;
     std::uint32_t box;
-    Swizzle swizzle;
 };
 
 /// A stack of matrices [experts, halves, rows].
@@ -80,8 +79,8 @@ struct MatrixStack {
 
     MatrixStack(const std::uint8_t* codes_, const std::uint8_t* scales_, std::int64_t code_pitch,
                 std::int64_t scale_pitch, std::int64_t cols, std::int64_t rows_, int halves_, int experts_)
-        : codes{codes_, code_pitch, cols / 2, kChunk / 2, Swizzle::bytes_128},
-          scales{scales_, scale_pitch, cols / 16, kChunk / 16, Swizzle::none},
+        : codes{codes_, code_pitch, cols / 2, kChunk / 2},
+          scales{scales_, scale_pitch, cols / 16, kChunk / 16},
           rows(rows_),
           halves(halves_),
           experts(experts_) {}
@@ -91,13 +90,15 @@ struct MatrixStack {
         return {.codes = map(codes), .scales = map(scales)};
     }
 
-    /// [experts, halves, rows, bytes]
-    WeightMaps in_order(std::uint32_t box_rows) const {
-        return maps([&](const RowBytes& row) {
+    /// [experts, halves, rows, bytes]: a box of codes is a chunk, one of scales `chunks` side by side.
+    WeightMaps in_order(std::uint32_t box_rows, int chunks) const {
+        MatrixStack stack = *this;
+        stack.scales.box *= u32(chunks);
+        return stack.maps([&](const RowBytes& row) {
             const std::array sizes{u(row.used), u(rows), u(halves), u(experts)};
             const std::array strides{u(row.pitch), u(row.pitch * rows), u(row.pitch * rows * halves)};
             const std::array<std::uint32_t, 4> box{row.box, box_rows, u32(halves), 1};
-            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+            return byte_tensor_map(row.data, sizes, strides, box);
         });
     }
 
@@ -109,7 +110,7 @@ struct MatrixStack {
             const std::array strides{u(row.pitch), u(row.pitch * 64), u(row.pitch * rows),
                                      u(row.pitch * rows * halves)};
             const std::array<std::uint32_t, 5> box{row.box, box_rows, 4, u32(halves), 1};
-            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+            return byte_tensor_map(row.data, sizes, strides, box);
         });
     }
 
@@ -120,7 +121,7 @@ struct MatrixStack {
             const std::array strides{u(row.pitch * step), u(row.pitch), u(row.pitch * rows),
                                      u(row.pitch * rows)};
             const std::array<std::uint32_t, 5> box{row.box, box_rows / u32(step), u32(step), 1, 1};
-            return byte_tensor_map(row.data, sizes, strides, box, row.swizzle);
+            return byte_tensor_map(row.data, sizes, strides, box);
         });
     }
 
@@ -138,9 +139,10 @@ void make_maps(PreparedLayer& layer, const WeightLayoutBytes& at) {
                            at.down_scale_pitch, config.intermediate_size, config.hidden_size, 1,
                            layer.num_held());
     for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
-        const auto half = static_cast<std::uint32_t>(sm90::kMmaShapes[i].half_rows());
-        layer.gate_up_maps[i] = gate_up.in_order(half);
-        layer.down_maps[i] = down.in_order(2 * half);
+        const sm90::MmaShape& shape = sm90::kMmaShapes[i];
+        const auto half = static_cast<std::uint32_t>(shape.half_rows());
+        layer.gate_up_maps[i] = gate_up.in_order(half, shape.split);
+        layer.down_maps[i] = down.in_order(2 * half, shape.split);
     }
     for (int i = 0; i < sm90::kNumWgmmaShapes; ++i) {
         const auto rows = static_cast<std::uint32_t>(sm90::kWgmmaShapes[i].rows());
