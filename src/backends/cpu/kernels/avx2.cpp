@@ -62,6 +62,7 @@ __m256 decode_scales(const std::uint8_t* scales) {
 /// Weights that are decoded where they are used; meanwhile those that come next are fetched.
 template <class Tiles>
 struct PackedWeights {
+    static constexpr bool kForManyRows = false;
     const PackedChunk& chunk;
     [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
         return decode_block(chunk, block, group);
@@ -71,6 +72,7 @@ struct PackedWeights {
 
 /// Weights that lie decoded in L1.
 struct DecodedWeights {
+    static constexpr bool kForManyRows = true;
     const WeightBlock (*blocks)[kGroups];
     /// Through registers: gcc copies the struct through memory in halves, which stalls.
     [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
@@ -104,41 +106,58 @@ struct Dots {
     return dots;
 }
 
+/// What a block adds to the sums of 16 weight rows: value * scale, rounded with the sum.
+struct Terms {
+    __m256 value[2], scale[2];
+};
+[[gnu::always_inline]] inline void add(const Terms& terms, float* sums) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const __m256 sum = _mm256_load_ps(sums + i * kLanes);
+        _mm256_store_ps(sums + i * kLanes, _mm256_fmadd_ps(terms.value[i], terms.scale[i], sum));
+    }
+}
+
 /// NVFP4 activations.
 struct W4a4 {
     using EncodedBlock = QuantizedBlock;
+    static constexpr bool kHasDots = true;
 
-    [[gnu::always_inline]] static void add_block(const WeightBlock (&w)[2], const EncodedBlock& x,
-                                                 __m256 (&sum)[2]) {
-        const Dots dots = multiply(w, x.codes);
+    [[gnu::always_inline]] static Terms block_terms(const WeightBlock (&w)[2], const EncodedBlock& x) {
+        return dots_terms(multiply(w, x.codes), w, x);
+    }
+    [[gnu::always_inline]] static Terms dots_terms(const Dots& dots, const WeightBlock (&w)[2],
+                                                   const EncodedBlock& x) {
         const __m256i multiplier = broadcast(x.multiplier);
         const __m256i start = broadcast(&x.start);
         const __m256 shift = _mm256_set1_ps(x.shift);
+        Terms terms;
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             const __m256i bits = _mm256_add_epi32(_mm256_madd_epi16(dots.rows[i], multiplier), start);
-            const __m256 product = _mm256_sub_ps(_mm256_castsi256_ps(bits), shift);
-            sum[i] = _mm256_fmadd_ps(product, w[i].scale, sum[i]);
+            terms.value[i] = _mm256_sub_ps(_mm256_castsi256_ps(bits), shift);
+            terms.scale[i] = w[i].scale;
         }
+        return terms;
     }
 };
 
 /// bf16 activations.
 struct W4a16 {
     using EncodedBlock = FixedBlock;
+    static constexpr bool kHasDots = false;  // but four registers of them, which would displace weights
 
-    [[gnu::always_inline]] static void add_block(const WeightBlock (&w)[2], const EncodedBlock& x,
-                                                 __m256 (&sum)[2]) {
+    [[gnu::always_inline]] static Terms block_terms(const WeightBlock (&w)[2], const EncodedBlock& x) {
         const __m256i ones = _mm256_set1_epi16(1);
         const __m256i start = broadcast(&x.start);
         const Dots middle = multiply(w, x.digits[0]);
         const Dots high = multiply(w, x.digits[1]);
-        __m256 value[2];
+        Terms terms;
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             const __m256i digits = _mm256_add_epi32(_mm256_madd_epi16(middle.rows[i], ones),
                                                     _mm256_madd_epi16(high.rows[i], _mm256_set1_epi16(256)));
-            value[i] = _mm256_castsi256_ps(_mm256_add_epi32(start, digits));
+            terms.value[i] = _mm256_castsi256_ps(_mm256_add_epi32(start, digits));
         }
         if (x.has_low != 0) [[unlikely]] {
             const __m256i low_start = broadcast(&x.low_start);
@@ -147,16 +166,16 @@ struct W4a16 {
             for (int i = 0; i < 2; ++i) {
                 const __m256i digit = _mm256_add_epi32(_mm256_madd_epi16(low.rows[i], ones), low_start);
                 const __m256i all =
-                    _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(value[i]), 8), digit);
-                value[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(1.0F / 256));
+                    _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(terms.value[i]), 8), digit);
+                terms.value[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(1.0F / 256));
             }
         } else {
-            for (__m256& v : value) v = _mm256_cvtepi32_ps(_mm256_castps_si256(v));
+            for (__m256& v : terms.value) v = _mm256_cvtepi32_ps(_mm256_castps_si256(v));
         }
         const __m256 scale = _mm256_set1_ps(x.scale);
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i)
-            sum[i] = _mm256_fmadd_ps(value[i], _mm256_mul_ps(scale, w[i].scale), sum[i]);
+        for (int i = 0; i < 2; ++i) terms.scale[i] = _mm256_mul_ps(scale, w[i].scale);
+        return terms;
     }
 };
 
@@ -175,7 +194,8 @@ inline std::int64_t block_index(const Group& group, std::int64_t cols, std::int6
     return group.first_row * num_blocks(cols) + b * group.num_rows + (row - group.first_row);
 }
 
-/// sums[r] += row r of a group times the 32 rows of a tile, block by block.
+/// sums[r] += row r of a group times the 32 rows of a tile, block by block. Of many rows the dot products of
+/// one are taken before those of the row ahead of it are added: as one chain they fill the schedulers.
 template <class Mode, class Weights>
 [[gnu::noinline]] void accumulate(const Weights& weights, std::int64_t count,
                                   const typename Mode::EncodedBlock* x, std::int64_t num_rows,
@@ -184,12 +204,17 @@ template <class Mode, class Weights>
         weights.fetch_ahead(block);
         for (int half = 0; half < 2; ++half) {
             const WeightBlock w[2] = {weights.load(block, 2 * half), weights.load(block, 2 * half + 1)};
-            for (std::int64_t r = 0; r < num_rows; ++r) {
-                float* to = sums[r] + half * kPackedHalfRows;
-                __m256 sum[2] = {_mm256_load_ps(to), _mm256_load_ps(to + kLanes)};
-                Mode::add_block(w, x[r], sum);
-                _mm256_store_ps(to, sum[0]);
-                _mm256_store_ps(to + kLanes, sum[1]);
+            const int first = half * kPackedHalfRows;
+            if constexpr (Mode::kHasDots && Weights::kForManyRows) {
+                Dots dots = multiply(w, x[0].codes);
+                for (std::int64_t r = 1; r < num_rows; ++r) {
+                    const Dots next = multiply(w, x[r].codes);
+                    add(Mode::dots_terms(dots, w, x[r - 1]), sums[r - 1] + first);
+                    dots = next;
+                }
+                add(Mode::dots_terms(dots, w, x[num_rows - 1]), sums[num_rows - 1] + first);
+            } else {
+                for (std::int64_t r = 0; r < num_rows; ++r) add(Mode::block_terms(w, x[r]), sums[r] + first);
             }
         }
     }
@@ -307,10 +332,12 @@ void down(const DownTask& task) {
             const __m256 scale = _mm256_set1_ps(task.scale[r]);
             float* y = task.y + r * task.y_stride + (c - task.first);
             for (int lane = 0; lane < kPackedTileRows; lane += kLanes) {
-                _mm256_store_ps(y + lane, _mm256_mul_ps(scale, _mm256_load_ps(scratch.sums[r] + lane)));
+                const __m256 value = _mm256_mul_ps(scale, _mm256_load_ps(scratch.sums[r] + lane));
+                task.past_caches ? _mm256_stream_ps(y + lane, value) : _mm256_store_ps(y + lane, value);
             }
         }
     }
+    if (task.past_caches) _mm_sfence();  // before another thread may read it
 }
 
 template <class Mode>
