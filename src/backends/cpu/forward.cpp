@@ -1,16 +1,20 @@
-// permute -> encode hidden -> gate_up, then h -> down and combine. Each phase is a fork-join over pieces of
-// work that write to places of their own, so any thread may take any piece at any time and the bits stay the
-// same.
+// permute -> encode hidden -> gate_up, then h -> down -> combine. Pieces of work write to places of their
+// own, so any thread may take any piece at any time and the bits stay the same.
 //
 // Rows are worked on in blocks of one expert's. The thread that takes a piece of gate_up gathers the block's
 // activations for itself, into its own caches. The one that ends a block's last piece loads its h, which all
 // of the block's threads wrote: a counter of pieces says who is last, and what was written before it was
-// counted down is seen by who finds it at one (acquire and release).
+// counted down is seen by who finds it at the end (acquire and release).
+//
+// From gate_up on there is no join: threads that find no more pieces of gate_up take those of down, which
+// wait for the h of their block alone, and those of combine wait for all of down.
 #include "backends/cpu/forward.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <iterator>
+#include <span>
 
 #include "format/bf16.hpp"
 #include "format/quantize.hpp"
@@ -38,6 +42,12 @@ float product(float activation_scale, double global_scale) {
 
 constexpr std::int64_t kMostCachedYBytes = 16 << 20;  // about the second caches of a server
 
+/// Of output columns, so that y stays small however many rows there are.
+struct Band {
+    std::int64_t first, last;
+    std::int64_t y_stride;
+};
+
 class Forward {
 public:
     Forward(const PreparedLayer& layer, const ForwardInput& input)
@@ -59,9 +69,17 @@ public:
         divide_rows();
         scale_tokens();
         encode_hidden();
-        gate_up();
-        if (mode_is(ActivationScale::dynamic)) load_h_by_largest();
-        down();
+        std::span<const Piece> gate_up = gate_up_pieces();
+        if (mode_is(ActivationScale::dynamic)) {
+            workers_.for_each(std::ssize(gate_up),
+                              [&](int worker, std::int64_t i) { gate_up_piece(worker, gate_up[i]); });
+            load_h_by_largest();
+            gate_up = {};
+        }
+        for (std::int64_t first = 0; first < hidden_size_; first += band_width()) {
+            multiply(gate_up, band_from(first));
+            gate_up = {};
+        }
     }
 
 private:
@@ -129,7 +147,7 @@ private:
                          .first_row = static_cast<std::int32_t>(begin + count * i / num_blocks),
                          .num_rows =
                              static_cast<std::int32_t>(count * (i + 1) / num_blocks - count * i / num_blocks),
-                         .pieces_left = 0};
+                         .left_of_h = 1};
                 h_panel += round_up(kernel(block).panel_bytes(block.num_rows, intermediate_size_), 64);
                 std::fill_n(h_scale_ + block.first_row, block.num_rows, expert(block).h_input_scale);
             }
@@ -206,7 +224,7 @@ private:
         });
     }
 
-    void gate_up() {
+    std::span<const Piece> gate_up_pieces() {
         const auto num_tiles = [&](const RowBlock& block) {
             return divide_up(intermediate_size_, kernel(block).gate_up_tile);
         };
@@ -215,15 +233,52 @@ private:
         const auto fewest_tiles = [](const RowBlock& block) {
             return divide_up(std::int64_t{8} * block.num_rows, cost(block));
         };
-        for_each_tile_piece(num_tiles, fewest_tiles, [&](int worker, const Piece& piece) {
-            RowBlock& block = blocks_[piece.block];
-            gather_hidden(worker, block);
-            gate_up_piece(worker, piece);
-            if (std::atomic_ref(block.pieces_left).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-            if (!stores_h_rows(kernel(block), layer_.problem) || mode_is(ActivationScale::dynamic)) return;
+        const auto pieces = divide_tiles(num_tiles, fewest_tiles, at<Piece>(layout_.gate_up_pieces));
+        for (const Piece& piece : pieces) ++blocks_[piece.block].left_of_h;
+        return pieces;
+    }
+
+    std::span<const Piece> down_pieces(const Band& band) {
+        const auto num_tiles = [&](const RowBlock& block) {
+            return divide_up(band.last - band.first, kernel(block).down_tile);
+        };
+        const auto fewest_tiles = [](const RowBlock&) { return std::int64_t{1}; };
+        return divide_tiles(num_tiles, fewest_tiles, at<Piece>(layout_.down_pieces));
+    }
+
+    /// gate_up where it is still to be done, then down and combine of a band.
+    void multiply(std::span<const Piece> gate_up, const Band& band) {
+        const std::span<const Piece> down = down_pieces(band);
+        const std::int64_t first_down = std::ssize(gate_up);
+        const std::int64_t first_combine = first_down + std::ssize(down);
+        std::atomic<int> left_of_y{static_cast<int>(down.size())};
+        const auto task = [&](int worker, std::int64_t i) {
+            if (i < first_down) {
+                gate_up_piece(worker, gate_up[i]);
+            } else if (i < first_combine) {
+                const Piece& piece = down[i - first_down];
+                wait_for_zero(std::atomic_ref(blocks_[piece.block].left_of_h));
+                down_piece(worker, piece, band);
+                count_down(left_of_y);
+            } else {
+                wait_for_zero(left_of_y);
+                combine_piece(i - first_combine, band);
+            }
+        };
+        workers_.for_each(first_combine + num_combine_pieces(band), task);
+    }
+
+    void gate_up_piece(int worker, const Piece& piece) {
+        RowBlock& block = blocks_[piece.block];
+        gather_hidden(worker, block);
+        multiply_gate_up(worker, piece);
+        const std::atomic_ref left(block.left_of_h);
+        if (left.fetch_sub(1, std::memory_order_acq_rel) > 2) return;
+        if (stores_h_rows(kernel(block), layer_.problem) && !mode_is(ActivationScale::dynamic)) {
             if (mode_is(ActivationScale::dynamic_token)) scale_h(block);
             load_h(worker, block);
-        });
+        }
+        count_down(left);
     }
 
     void gather_hidden(int worker, const RowBlock& block) {
@@ -241,7 +296,7 @@ private:
         kernel(block).gather_rows(gather);
     }
 
-    void gate_up_piece(int worker, const Piece& piece) {
+    void multiply_gate_up(int worker, const Piece& piece) {
         const RowBlock& block = blocks_[piece.block];
         const PreparedExpert& expert = this->expert(block);
         auto* gate_scale = at<float>(worker, layout_.worker_scales);
@@ -302,28 +357,15 @@ private:
         for_each_block([&](int worker, const RowBlock& block) { load_h(worker, block); });
     }
 
-    /// In bands of output columns, so that y stays small however many rows there are.
-    void down() {
+    std::int64_t band_width() const {
         const std::int64_t row_bytes = std::max<std::int64_t>(1, num_rows()) * 4;
         const std::int64_t fitting = static_cast<std::int64_t>(layout_.y_bytes) / row_bytes;
         const std::int64_t widest = divide_up(hidden_size_, layout_.band_unit) * layout_.band_unit;
-        const std::int64_t width = std::min(fitting / layout_.band_unit * layout_.band_unit, widest);
-        for (std::int64_t first = 0; first < hidden_size_; first += width) {
-            const Band band{first, std::min(hidden_size_, first + width), width};
-            const auto num_tiles = [&](const RowBlock& block) {
-                return divide_up(band.last - band.first, kernel(block).down_tile);
-            };
-            const auto fewest_tiles = [](const RowBlock&) { return std::int64_t{1}; };
-            for_each_tile_piece(num_tiles, fewest_tiles,
-                                [&](int worker, const Piece& piece) { down_piece(worker, piece, band); });
-            combine(band);
-        }
+        return std::min(fitting / layout_.band_unit * layout_.band_unit, widest);
     }
-
-    struct Band {
-        std::int64_t first, last;  // output columns
-        std::int64_t y_stride;
-    };
+    Band band_from(std::int64_t first) const {
+        return {first, std::min(hidden_size_, first + band_width()), band_width()};
+    }
 
     void down_piece(int worker, const Piece& piece, const Band& band) {
         const RowBlock& block = blocks_[piece.block];
@@ -346,62 +388,66 @@ private:
                             .scratch = at<std::uint8_t>(worker, layout_.worker_scratch)});
     }
 
-    void combine(const Band& band) {
-        constexpr std::int64_t kTokens = 8;  // of a piece
+    static constexpr std::int64_t kCombineTokens = 8;  // of a piece
+
+    std::int64_t num_combine_pieces(const Band& band, std::int64_t cols) const {
+        return divide_up(in_.num_tokens, kCombineTokens) * divide_up(band.last - band.first, cols);
+    }
+    std::int64_t num_combine_pieces(const Band& band) const {
+        return num_combine_pieces(band, combine_cols(band));
+    }
+    /// Hardware fetches long rows ahead; but everybody should have a piece.
+    std::int64_t combine_cols(const Band& band) const {
+        return num_combine_pieces(band, 1024) >= kSharesPerWorker * workers_.count() ? 1024 : 256;
+    }
+
+    void combine_piece(std::int64_t i, const Band& band) {
         const std::int64_t num_cols = band.last - band.first;
-        const auto num_pieces = [&](std::int64_t cols) {
-            return divide_up(in_.num_tokens, kTokens) * divide_up(num_cols, cols);
-        };
-        // Hardware fetches long rows ahead; but everybody should have a piece.
-        const std::int64_t piece_cols = num_pieces(1024) >= kSharesPerWorker * workers_.count() ? 1024 : 256;
+        const std::int64_t piece_cols = combine_cols(band);
         const std::int64_t pieces_per_row = divide_up(num_cols, piece_cols);
-        const auto combine_piece = [&](int, std::int64_t i) {
-            const std::int64_t token = i / pieces_per_row * kTokens;
-            const std::int64_t col = i % pieces_per_row * piece_cols;
-            const std::int64_t out = token * hidden_size_ + band.first + col;
-            layer_.kernels.front()->combine(
-                {.y = at<float>(layout_.y) + col,
-                 .y_stride = band.y_stride,
-                 .slot_row = slot_row_ + token * layer_.top_k,
-                 .weight = in_.top_k_weights + token * layer_.top_k,
-                 .num_tokens = std::min(kTokens, in_.num_tokens - token),
-                 .top_k = layer_.top_k,
-                 .cols = std::min(piece_cols, num_cols - col),
-                 .out_f32 = in_.output_f32 == nullptr ? nullptr : in_.output_f32 + out,
-                 .out_bf16 = in_.output_bf16 == nullptr ? nullptr : in_.output_bf16 + out,
-                 .out_stride = hidden_size_});
-        };
-        workers_.for_each(num_pieces(piece_cols), combine_piece);
+        const std::int64_t token = i / pieces_per_row * kCombineTokens;
+        const std::int64_t col = i % pieces_per_row * piece_cols;
+        const std::int64_t out = token * hidden_size_ + band.first + col;
+        layer_.kernels.front()->combine(
+            {.y = at<float>(layout_.y) + col,
+             .y_stride = band.y_stride,
+             .slot_row = slot_row_ + token * layer_.top_k,
+             .weight = in_.top_k_weights + token * layer_.top_k,
+             .num_tokens = std::min(kCombineTokens, in_.num_tokens - token),
+             .top_k = layer_.top_k,
+             .cols = std::min(piece_cols, num_cols - col),
+             .out_f32 = in_.output_f32 == nullptr ? nullptr : in_.output_f32 + out,
+             .out_bf16 = in_.output_bf16 == nullptr ? nullptr : in_.output_bf16 + out,
+             .out_stride = hidden_size_});
     }
 
     /// Of a tile: its decoding, worth about so many rows, and its rows.
     static std::int64_t cost(const RowBlock& block) { return block.num_rows + 8; }
 
-    /// task(worker, piece) for pieces that cover num_tiles(block) tiles of every block, each a share of the
-    /// work that is left: long streams first, and little to wait for at the end.
-    template <class NumTiles, class FewestTiles, class Task>
-    void for_each_tile_piece(const NumTiles& num_tiles, const FewestTiles& fewest_tiles, const Task& task) {
+    /// Into pieces that cover num_tiles(block) tiles of every block, each a share of the work that is left:
+    /// long streams first, and little to wait for at the end.
+    template <class NumTiles, class FewestTiles>
+    std::span<const Piece> divide_tiles(const NumTiles& num_tiles, const FewestTiles& fewest_tiles,
+                                        Piece* pieces) const {
         std::int64_t left = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) left += num_tiles(blocks_[b]) * cost(blocks_[b]);
         const std::int64_t fair_share = left / workers_.count();
-        auto* pieces = at<Piece>(layout_.pieces);
-        std::int64_t count = 0;
+        std::size_t count = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) {
-            RowBlock& block = blocks_[b];
-            block.pieces_left = 0;
-            for (std::int64_t tile = 0; tile < num_tiles(block); ++block.pieces_left) {
+            const RowBlock& block = blocks_[b];
+            for (std::int64_t tile = 0; tile < num_tiles(block);) {
                 const std::int64_t share = divide_up(left, kSharesPerWorker * workers_.count());
                 const std::int64_t fewest = std::min(fewest_tiles(block), fair_share / cost(block));
                 const std::int64_t size = std::max(fewest, divide_up(share, cost(block)));
                 const std::int64_t last = std::min(num_tiles(block), tile + size);
-                assert(count < layout_.max_pieces);
+                assert(static_cast<std::int64_t>(count) < layout_.max_pieces);
                 pieces[count++] = {static_cast<std::int32_t>(b), static_cast<std::int32_t>(tile),
                                    static_cast<std::int32_t>(last)};
                 left -= (last - tile) * cost(block);
                 tile = last;
             }
         }
-        workers_.for_each(count, [&](int worker, std::int64_t i) { task(worker, pieces[i]); });
+        return {pieces, count};
     }
 
     /// task(worker, block) for every block.

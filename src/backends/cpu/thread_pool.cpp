@@ -1,35 +1,18 @@
 #include "backends/cpu/thread_pool.hpp"
 
-#include <chrono>
 #include <string>
 #include <system_error>
 
-#include "backends/cpu/isa.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
 
 namespace {
 
-constexpr std::chrono::microseconds kSpin{50};  // longer than the gap between two regions of a layer
-
 constexpr std::uint64_t ticket(std::uint32_t region, int num_unclaimed) {
     return (std::uint64_t{region} << 32) | static_cast<std::uint32_t>(num_unclaimed);
 }
 constexpr int num_unclaimed(std::uint64_t ticket) { return static_cast<int>(ticket & 0xFFFF'FFFFU); }
-
-/// Waits until `value` is no longer `old`: first spinning, then asleep.
-template <class T>
-void wait_for_change(const std::atomic<T>& value, T old) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int i = 0; i < 64; ++i) {
-            if (value.load(std::memory_order_acquire) != old) return;
-            spin_pause();
-        }
-    } while (std::chrono::steady_clock::now() < deadline);
-    value.wait(old, std::memory_order_acquire);
-}
 
 }  // namespace
 
@@ -68,10 +51,7 @@ void ThreadPool::run(int count, Body body, void* context) {
     region_.notify_all();
 
     work_until_empty();
-    for (int left = num_unfinished_.load(std::memory_order_acquire); left != 0;
-         left = num_unfinished_.load(std::memory_order_acquire)) {
-        wait_for_change(num_unfinished_, left);
-    }
+    wait_for_zero(num_unfinished_);
     is_busy_.store(false, std::memory_order_release);
 }
 
@@ -93,7 +73,7 @@ void ThreadPool::work_until_empty() {
     Claim task{};
     while (claim(task)) {
         task.body(task.context, task.index);
-        if (num_unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_unfinished_.notify_all();
+        count_down(num_unfinished_);
     }
 }
 

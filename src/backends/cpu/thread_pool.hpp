@@ -1,11 +1,41 @@
 #pragma once
 // A fork-join pool: threads that spin for a moment after each region, then sleep.
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "backends/cpu/isa.hpp"
+
 namespace moe4::cpu {
+
+/// Waits until `value`, an atomic, is no longer `old`: first spinning, then asleep.
+template <class Atomic, class T>
+void wait_for_change(const Atomic& value, T old) {
+    constexpr std::chrono::microseconds kSpin{50};  // longer than the gap between two regions of a layer
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (value.load(std::memory_order_acquire) != old) return;
+            spin_pause();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+    value.wait(old, std::memory_order_acquire);
+}
+
+/// Counts a number of things to wait for: who waits for zero sees what was written before each count.
+template <class Atomic>
+void count_down(Atomic&& value) {
+    if (value.fetch_sub(1, std::memory_order_acq_rel) == 1) value.notify_all();
+}
+template <class Atomic>
+void wait_for_zero(const Atomic& value) {
+    for (auto left = value.load(std::memory_order_acquire); left != 0;
+         left = value.load(std::memory_order_acquire)) {
+        wait_for_change(value, left);
+    }
+}
 
 /// How many threads this process may run at once: its CPU affinity, less where a cgroup's quota is smaller.
 int usable_threads();

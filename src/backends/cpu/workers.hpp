@@ -1,7 +1,7 @@
 #pragma once
 // Where a layer's tasks run: on a pool of our own or on the caller's threads. Each worker takes the next task
-// when it has finished one, so a slow thread delays nobody; and since workers never wait for one another,
-// they may also run one after the other.
+// when it has finished one, so a slow thread delays nobody; and since a task may wait only for tasks before
+// it, which others have begun or it has done itself, workers may also run one after the other.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -19,7 +19,7 @@ public:
 
     int count() const { return count_; }
 
-    /// task(worker, i) for every i in [0, num_tasks), about in ascending order; worker is below count() and
+    /// task(worker, i) for every i in [0, num_tasks), begun in ascending order; worker is below count() and
     /// no two tasks have the same at once. Allocates nothing.
     template <class Task>
     void for_each(std::int64_t num_tasks, const Task& task) const {

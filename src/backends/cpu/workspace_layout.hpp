@@ -17,7 +17,7 @@ struct RowBlock {
     std::int32_t expert;    // counted from the first one held
     std::int32_t kernel;    // of the layer's
     std::int32_t first_row, num_rows;
-    std::int32_t pieces_left;  // of gate_up, until h is complete
+    std::int32_t left_of_h;  // pieces of gate_up and one step to load h, before down may read it
 };
 
 /// Consecutive tiles of one block: the unit that a worker takes.
@@ -47,12 +47,12 @@ struct WorkspaceLayout {
     std::size_t token_scale;  // f32 [max_tokens], A1 where it does not depend on the expert
     std::size_t h_scale;      // f32 [R], A2
     std::size_t blocks;       // RowBlock [at most R / max_block_rows + one an expert]
-    std::size_t pieces;       // Piece [max_pieces]
-    std::size_t encoded;      // hidden: [max_tokens] a kernel, or [R] where A1 depends on the expert
-    std::size_t h_panels;     // [R, intermediate_size]
-    std::size_t h_rows;       // bf16 [R, intermediate_size] where a kernel does not encode h itself
-    std::size_t y;            // f32 [R, columns of a band], what down adds to the output
-    std::size_t workers;      // worker_bytes each
+    std::size_t gate_up_pieces, down_pieces;  // Piece [max_pieces]
+    std::size_t encoded;   // hidden: [max_tokens] a kernel, or [R] where A1 depends on the expert
+    std::size_t h_panels;  // [R, intermediate_size]
+    std::size_t h_rows;    // bf16 [R, intermediate_size] where a kernel does not encode h itself
+    std::size_t y;         // f32 [R, columns of a band], what down adds to the output
+    std::size_t workers;   // worker_bytes each
     std::size_t bytes;
 
     // Offsets within a worker's bytes.
@@ -159,7 +159,8 @@ inline WorkspaceLayout workspace_layout(const Problem& problem, int top_k, std::
     layout.token_scale = reserve(static_cast<std::size_t>(problem.max_tokens) * 4);
     layout.h_scale = reserve(num_rows * 4);
     layout.blocks = reserve(static_cast<std::size_t>(blocks) * sizeof(RowBlock));
-    layout.pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
+    layout.gate_up_pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
+    layout.down_pieces = reserve(static_cast<std::size_t>(layout.max_pieces) * sizeof(Piece));
     layout.encoded = reserve(needs.encoded_row_bytes *
                              (moe::has_expert_scales(problem)
                                   ? num_rows
