@@ -21,33 +21,45 @@ struct BlockPlace {
     }
 };
 
-/// Several blocks at once: their chains of dependent operations overlap.
+/// Sixteen values of a row: pairs[word][n] is (n, n + 4) of a word's eight.
+using BlockPairs = std::uint32_t[2][4];
+
+__device__ inline std::uint32_t largest_magnitude(const BlockPairs& block) {
+    std::uint32_t largest = 0;  // of the low and the high values
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = __vmaxu2(largest, magnitudes_of_pair(block[i / 4][i % 4]));
+    return max(largest << 16, largest & 0xFFFF0000U);
+}
+
+/// bf16 to fp16, in place. Several blocks at once: their chains of dependent operations overlap.
 template <int kBlocks>
-__device__ inline void quantize_blocks(float (&x)[kBlocks][16], const std::uint32_t (&largest)[kBlocks],
-                                       float global_scale, float reciprocal) {
-    float quantized[kBlocks][16];
+__device__ inline void quantize_blocks(BlockPairs (&blocks)[kBlocks], float global_scale, float reciprocal) {
+    BlockPairs quantized[kBlocks];
+    std::uint32_t largest[kBlocks];
     bool is_usual[kBlocks];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
+        largest[b] = largest_magnitude(blocks[b]);
         const BlockQuantizer quantizer = BlockQuantizer::of_usual(largest[b], global_scale, reciprocal);
         is_usual[b] = quantizer.is_usual(largest[b], global_scale);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) quantized[b][i] = quantizer.usual_value(x[b][i]);
+        for (int i = 0; i < 8; ++i)
+            quantized[b][i / 4][i % 4] = quantizer.usual_pair(blocks[b][i / 4][i % 4]);
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
         if (!is_usual[b]) {  // what no checkpoint's scales and no ordinary tokens give: one copy of the code
             const BlockQuantizer careful = BlockQuantizer::of_any(largest[b], global_scale, reciprocal);
-            float values[16];  // these alone have an index that is not known, so they alone go to memory
+            std::uint32_t pairs[8];  // these alone have an index that is not known: they alone go to memory
 #pragma unroll
-            for (int i = 0; i < 16; ++i) values[i] = x[b][i];
+            for (int i = 0; i < 8; ++i) pairs[i] = blocks[b][i / 4][i % 4];
 #pragma unroll 1
-            for (int i = 0; i < 16; ++i) values[i] = careful.value(values[i]);
+            for (int i = 0; i < 8; ++i) pairs[i] = careful.pair(pairs[i]);
 #pragma unroll
-            for (int i = 0; i < 16; ++i) quantized[b][i] = values[i];
+            for (int i = 0; i < 8; ++i) quantized[b][i / 4][i % 4] = pairs[i];
         }
 #pragma unroll
-        for (int i = 0; i < 16; ++i) x[b][i] = quantized[b][i];
+        for (int i = 0; i < 8; ++i) blocks[b][i / 4][i % 4] = quantized[b][i / 4][i % 4];
     }
 }
 
@@ -74,8 +86,8 @@ struct PermutedBlock {
     uint4 words[2];
 };
 
-/// pairs[word][n] is (n, n + 4) of a word's eight values. By whole quads.
-__device__ inline PermutedBlock permute_block(std::uint32_t (&pairs)[2][4]) {
+/// By whole quads.
+__device__ inline PermutedBlock permute_block(BlockPairs& pairs) {
     PermutedBlock block;
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
@@ -85,14 +97,6 @@ __device__ inline PermutedBlock permute_block(std::uint32_t (&pairs)[2][4]) {
     return block;
 }
 
-__device__ inline PermutedBlock permute_quantized(const float (&x)[16]) {
-    std::uint32_t pairs[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        pairs[i / 4][i % 4] = pack_pair<true>(x[i / 4 * 8 + i % 4], x[i / 4 * 8 + i % 4 + 4]);
-    return permute_block(pairs);
-}
-
 /// Sixteen bf16 as they lie in memory.
 struct Bf16Block {
     std::uint32_t words[8];
@@ -100,43 +104,22 @@ struct Bf16Block {
     Bf16Block() = default;
     __device__ Bf16Block(const uint4& a, const uint4& b) : words{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w} {}
 
-    /// The values as floats; returns the largest magnitude's bits.
-    __device__ std::uint32_t unpack(float (&x)[16]) const {
-        std::uint32_t largest = 0;  // of the even and the odd values
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            x[2 * i] = __uint_as_float(words[i] << 16);
-            x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000U);
-            largest = __vmaxu2(largest, words[i] & 0x7FFF7FFFU);
-        }
-        return max(largest << 16, largest & 0xFFFF0000U);
-    }
-    __device__ PermutedBlock permuted() const {
-        std::uint32_t pairs[2][4];
+    __device__ void to_pairs(BlockPairs& pairs) const {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int first = i / 4 * 4 + i % 4 / 2;
             pairs[i / 4][i % 4] = __byte_perm(words[first], words[first + 2], i % 2 == 0 ? 0x5410 : 0x7632);
         }
-        return permute_block(pairs);
     }
 };
 
-/// Quantised to fp16 with the global scale, or left as they are. By whole quads; `reciprocal` is 1 /
-/// global_scale.
+/// Quantised to fp16 with the global scale, or left as they are; `reciprocal` is 1 / global_scale.
 template <bool kQuantizes, int kBlocks>
 __device__ inline void encode_blocks(const Bf16Block (&blocks)[kBlocks], float global_scale, float reciprocal,
-                                     PermutedBlock (&encoded)[kBlocks]) {
-    float x[kBlocks][16];
-    std::uint32_t largest[kBlocks];
-    if constexpr (kQuantizes) {
+                                     BlockPairs (&encoded)[kBlocks]) {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) largest[b] = blocks[b].unpack(x[b]);
-        quantize_blocks(x, largest, global_scale, reciprocal);
-    }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-        encoded[b] = kQuantizes ? permute_quantized(x[b]) : blocks[b].permuted();
+    for (int b = 0; b < kBlocks; ++b) blocks[b].to_pairs(encoded[b]);
+    if constexpr (kQuantizes) quantize_blocks(encoded, global_scale, reciprocal);
 }
 
 __device__ inline void store_block(std::uint16_t* row, const BlockPlace& place, const PermutedBlock& block) {

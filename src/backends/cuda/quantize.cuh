@@ -55,12 +55,35 @@ __device__ inline float block_scale_of(std::uint32_t largest, float global_scale
     return global_scale == 0.0F ? 0.0F : round_to_e4m3(fminf(format::kE4m3Max, amax / 6.0F / global_scale));
 }
 
-/// |x| rounded to e2m1 (ties to even, at most 6), as a float. Adding 2^22 rounds to multiples of 1/2, the
+/// A magnitude rounded to e2m1 (ties to even), or to more than 6. Adding 2^22 rounds to multiples of 1/2, the
 /// step below 2; 2^23 and 2^24 do for [2, 4) and [4, 8).
+__device__ inline float round_to_step(float magnitude) {
+    const float power = __uint_as_float(__float_as_uint(fmaxf(magnitude, 1.0F)) & kInfinityBits);
+    return __fmaf_rn(power, -0x1p22F, __fmaf_rn(power, 0x1p22F, magnitude));
+}
 __device__ inline float round_to_e2m1(float magnitude) {
-    const std::uint32_t exponent = max(__float_as_uint(magnitude) & kInfinityBits, 0x3F80'0000U);
-    const float rounder = __uint_as_float(exponent + (22U << 23));
-    return fminf((magnitude + rounder) - rounder, format::kE2m1Max);
+    return fminf(round_to_step(magnitude), format::kE2m1Max);
+}
+
+/// Two values as one word, the first in the low half. fp16 here is exact; bf16 rounds to nearest even.
+template <bool kF16>
+__device__ inline std::uint32_t pack_pair(float low, float high) {
+    std::uint32_t pair;
+    if constexpr (kF16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/// A pair of bf16 as floats.
+__device__ inline float low_of_pair(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_of_pair(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
+
+__device__ inline std::uint32_t magnitudes_of_pair(std::uint32_t pair) {
+    std::uint32_t magnitudes;  // not `& 0x7FFF7FFF`, which the compiler makes one of each half
+    asm("abs.bf16x2 %0, %1;" : "=r"(magnitudes) : "r"(pair));
+    return magnitudes;
 }
 
 /// The values of a block as the numbers that GEMMs multiply, e2m1 * e4m3. `reciprocal` is 1 / global_scale.
@@ -87,6 +110,16 @@ public:
     __device__ float usual_value(float x) const {
         return rounded(divide_finite(x, divisor_, reciprocal_), x);
     }
+    /// A pair of bf16 to one of fp16: what is the same for both is done for both at once.
+    __device__ std::uint32_t usual_pair(std::uint32_t pair) const {
+        const std::uint32_t magnitudes = magnitudes_of_pair(pair);
+        const auto steps = [&](float x) { return round_to_step(divide_finite(x, divisor_, reciprocal_)); };
+        const __half2 rounded =
+            __floats2half2_rn(steps(low_of_pair(magnitudes)), steps(high_of_pair(magnitudes)));
+        const __half2 scaled =
+            __hmul2(__hmin2(rounded, __float2half2_rn(format::kE2m1Max)), __float2half2_rn(scale_));
+        return reinterpret_cast<const std::uint32_t&>(scaled) | (pair & 0x80008000U);
+    }
 
     /// NaN for a block with a NaN.
     __device__ float value(float x) const {
@@ -94,7 +127,10 @@ public:
         if (divisor_ == 0.0F || divisor_ != divisor_) return 0.0F * scale_;
         return rounded(x / divisor_, x);
     }
-    /// The same as a code; a block with a NaN has zeros.
+    __device__ std::uint32_t pair(std::uint32_t pair) const {
+        return pack_pair<true>(value(low_of_pair(pair)), value(high_of_pair(pair)));
+    }
+    /// value(x) as a code; a block with a NaN has zeros.
     __device__ std::uint32_t code(float x) const {
         if (divisor_ == 0.0F || divisor_ != divisor_) return 0;
         const float q = is_ordinary(divisor_) ? divide(x, divisor_, reciprocal_) : x / divisor_;
@@ -118,16 +154,5 @@ private:
 
     float scale_, divisor_, reciprocal_;
 };
-
-/// Two values as one word, the first in the low half. fp16 here is exact; bf16 rounds to nearest even.
-template <bool kF16>
-__device__ inline std::uint32_t pack_pair(float low, float high) {
-    std::uint32_t pair;
-    if constexpr (kF16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 
 }  // namespace moe4::cuda

@@ -28,6 +28,13 @@ __device__ inline void store_matrix_x4_transposed(std::uint32_t address, const s
                  : "memory");
 }
 
+/// The same, not transposed: a row is the words of a quad.
+__device__ inline void store_matrix_x4(std::uint32_t address, const std::uint32_t (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+}
+
 /// Which of the branches has a multiple of tokens that holds n of them.
 __device__ inline std::uint32_t wgmma_leaf(const float (&)[2][4][4], int n) { return (n - 1) / 8; }
 __device__ inline std::uint32_t wgmma_leaf(const float (&)[1][8][4], int n) {

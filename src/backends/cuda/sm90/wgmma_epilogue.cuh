@@ -126,6 +126,24 @@ __device__ __forceinline__ void activate_sums(const GroupedGemm& gemm, const Til
     });
 }
 
+/// Warpgroups that pass things on to each other: those that share quantisation blocks of h.
+template <class Tile>
+struct Exchange {
+    static constexpr WgmmaShape kShape = Tile::kShape;
+    int group, thread, warp;
+    std::uint32_t buffers;
+
+    __device__ Exchange(std::uint32_t exchange, const Consumer& me)
+        : group(me.warpgroup * kShape.m_tiles / 2),
+          thread((me.warpgroup * 128 + me.warp * 32 + me.lane.index) % kShape.exchange_threads()),
+          warp(thread / 32),
+          buffers(exchange + group * kShape.exchange_bytes()) {}
+
+    __device__ void meet() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(kShape.exchange_threads()) : "memory");
+    }
+};
+
 /// Tokens first..first + exchange_tokens() to shared memory: [token][quad lane][16], in 16-byte pieces
 /// swizzled by the token. Four 8x8 matrices at a time, two of m by two of n, or one by four.
 template <class Tile, int first_tile>
@@ -155,37 +173,59 @@ __device__ __forceinline__ void store_part(std::uint32_t buffer, const typename 
     ((part == parts ? store_part<Tile, parts * Tile::kPartTiles>(buffer, h, me) : void()), ...);
 }
 
-/// Encodes kCount parts from `part` on, which lie in the two buffers, and stores them.
+/// Encodes kCount parts from `part` on, which lie in the two buffers, and stores them. The rows of a warp's
+/// tokens are its own, so pairs go through them once more, to the order of k_order.hpp.
 template <class Tile, int kCount>
 __device__ __forceinline__ void encode_parts(const GroupedGemm& gemm, const TilePlan& plan, int num_rows,
-                                             std::uint32_t buffers, int part, int group, int thread) {
+                                             const Exchange<Tile>& exchange, int part) {
     constexpr WgmmaShape kShape = Tile::kShape;
+    const int thread = exchange.thread;
     const int quad = thread % 4;
-    const int first_index = Tile::first_index(plan.tile()) + group * 16;
-    Bf16Block blocks[kCount] = {};
-    PermutedBlock encoded[kCount];
-    if (first_index + 64 * quad < gemm.out_size) {
+    const int row = thread / 4 % 8;  // of the warp's
+    const int warp_token = exchange.warp * 8;
+    const int first_index = Tile::first_index(plan.tile()) + exchange.group * 16;
+    const auto piece = [&](int i, int its_row, int its_quad, int word) {
+        return exchange.buffers + i * kShape.part_bytes() + (warp_token + its_row) * 128 +
+               ((2 * its_quad + word ^ its_row) << 4);
+    };
+    const auto last_row = [&](int i) {
+        return num_rows - 1 - (part + i) * kShape.exchange_tokens() - warp_token;
+    };
+    Bf16Block blocks[kCount];
+    BlockPairs encoded[kCount];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            // Behind the last token it again: what lies there may not be usual, and takes the slow path.
-            const int last = num_rows - 1 - (part + i) * kShape.exchange_tokens();
-            const int token = min(thread / 4, last);
-            const std::uint32_t from = buffers + i * kShape.part_bytes() + token * 128;
-            const int swizzle = token % 8;
-            blocks[i] = Bf16Block(load_shared_vector(from + ((2 * quad ^ swizzle) << 4)),
-                                  load_shared_vector(from + (((2 * quad + 1) ^ swizzle) << 4)));
+    for (int i = 0; i < kCount; ++i) {
+        // Behind the last token it again, or ones: what lies there may not be usual, and takes the slow path.
+        const bool has_tokens = last_row(i) >= 0;
+        const std::uint32_t fill = has_tokens ? 0 : 0x3F80'3F80;
+        const uint4 fills{fill, fill, fill, fill};
+        blocks[i] = Bf16Block(fills, fills);
+        if (has_tokens && first_index + 64 * quad < gemm.out_size) {
+            const int its_row = min(row, last_row(i));
+            blocks[i] = Bf16Block(load_shared_vector(piece(i, its_row, quad, 0)),
+                                  load_shared_vector(piece(i, its_row, quad, 1)));
         }
     }
     if (Tile::Format::kF16 && gemm.out_scale != nullptr)
         encode_blocks<true>(blocks, plan.out_scale(), plan.out_reciprocal(), encoded);
     else
         encode_blocks<false>(blocks, 1.0F, 1.0F, encoded);
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        const int token = (part + i) * kShape.exchange_tokens() + thread / 4;
-        auto* row = static_cast<std::uint16_t*>(gemm.out) + (plan.first_row() + token) * gemm.out_stride;
-        if (token < num_rows)
-            store_block(row, BlockPlace(first_index / kChunk, quad, first_index % 64 / 16), encoded[i]);
+#pragma unroll
+        for (int word = 0; word < 2; ++word)
+            ptx::store_matrix_x4(piece(i, thread % 8, thread / 8 % 4, word), encoded[i][word]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const int token = (part + i) * kShape.exchange_tokens() + warp_token + row;
+        auto* to = static_cast<std::uint16_t*>(gemm.out) + (plan.first_row() + token) * gemm.out_stride;
+        const PermutedBlock block{
+            {load_shared_vector(piece(i, row, quad, 0)), load_shared_vector(piece(i, row, quad, 1))}};
+        if (row <= last_row(i))
+            store_block(to, BlockPlace(first_index / kChunk, quad, first_index % 64 / 16), block);
     }
 }
 
@@ -197,24 +237,19 @@ __device__ __forceinline__ void store_gate_up(const GroupedGemm& gemm, const Til
     constexpr int kBlocks = kShape.exchange_parts();
     constexpr auto kAllParts = std::make_integer_sequence<int, Tile::kParts>{};
     activate_sums<Tile>(gemm, plan, num_rows, sums, me.lane);
-    const int group = me.warpgroup * kShape.m_tiles / 2;  // of warpgroups that exchange
-    const int thread = (me.warpgroup * 128 + me.warp * 32 + me.lane.index) % kShape.exchange_threads();
-    const std::uint32_t buffers = exchange + group * kShape.exchange_bytes();
-    const auto meet = [&] {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(kShape.exchange_threads()) : "memory");
-    };
+    const Exchange<Tile> group(exchange, me);
     const int num_parts = (num_rows + kShape.exchange_tokens() - 1) / kShape.exchange_tokens();
 #pragma unroll 1
     for (int part = 0; part < num_parts; part += kBlocks) {
-        meet();  // the buffers have been read
+        group.meet();  // the buffers have been read
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
-            store_part<Tile>(buffers + i * kShape.part_bytes(), sums, part + i, me, kAllParts);
-        meet();
+            store_part<Tile>(group.buffers + i * kShape.part_bytes(), sums, part + i, me, kAllParts);
+        group.meet();
         if (part + kBlocks <= num_parts)
-            encode_parts<Tile, kBlocks>(gemm, plan, num_rows, buffers, part, group, thread);
+            encode_parts<Tile, kBlocks>(gemm, plan, num_rows, group, part);
         else
-            encode_parts<Tile, 1>(gemm, plan, num_rows, buffers, part, group, thread);
+            encode_parts<Tile, 1>(gemm, plan, num_rows, group, part);
     }
 }
 

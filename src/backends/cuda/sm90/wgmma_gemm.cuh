@@ -273,7 +273,10 @@ struct WeightWords {
         : code_offset(rows.first * 128 + ((2 * lane.t ^ lane.g) << 4)),
           scale_offset(rows.first * 16 + 4 * lane.t),
           half_step(Tile::kMTiles == 1 ? Tile::kRows / 2 : rows.half_step),
-          tile_step(rows.tile_step) {}
+          tile_step(rows.tile_step) {
+        // Else ptxas makes it anew for every chunk, of four values in local memory.
+        asm volatile("" : "+r"(scale_offset));
+    }
 
     /// Words i * kAhead and on of a chunk; its scales with the first.
     template <class Shared>
@@ -365,6 +368,13 @@ __device__ __forceinline__ void multiply_wgmma_item(typename Tile::Sums& sums, c
     release_tokens(last_empty);
 }
 
+/// threadIdx.x anew: what is made of it is not kept in registers through the loop over K.
+__device__ __forceinline__ int volatile_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+    return thread;
+}
+
 template <class Tile, class Shared>
 __device__ __forceinline__ void multiply_wgmma(const WgmmaTask& task, const Shared& shared,
                                                const Consumer& me) {
@@ -380,10 +390,11 @@ __device__ __forceinline__ void multiply_wgmma(const WgmmaTask& task, const Shar
         multiply_wgmma_item<Tile>(sums, shared, at, LaneRows::of<Tile>(half, me), num_chunks, num_rows,
                                   me.lane);
         ptx::mbarrier_wait(shared.planned(at.slot.stage), at.slot.parity);
+        const Consumer finisher(volatile_thread());
         if (half == Half::gate_up)
-            store_gate_up<Tile>(task.gate_up, plan, num_rows, sums, shared.exchange, me);
+            store_gate_up<Tile>(task.gate_up, plan, num_rows, sums, shared.exchange, finisher);
         else
-            store_down<Tile>(task.down, plan, num_rows, sums, me);
+            store_down<Tile>(task.down, plan, num_rows, sums, finisher);
         __syncwarp();  // else ptxas takes the lanes for diverged, and spills
         ptx::mbarrier_arrive(shared.done(at.slot.stage));
     }

@@ -14,9 +14,9 @@ __device__ inline Bf16Block load_block(const EncodeTask& task, std::int64_t toke
 /// By whole quads.
 template <bool kQuantizes>
 __device__ PermutedBlock encode(const Bf16Block& block, float scale) {
-    PermutedBlock encoded[1];
+    BlockPairs encoded[1];
     encode_blocks<kQuantizes>({block}, scale, 1.0F / scale, encoded);
-    return encoded[0];
+    return permute_block(encoded[0]);
 }
 
 }  // namespace moe4::cuda

@@ -48,28 +48,19 @@ __global__ void __launch_bounds__(256) requantize_kernel(const RequantizeTask ta
     ptx::wait_for_previous_kernel();
     ptx::allow_next_kernel();
     const std::int64_t width = permuted_size(task.cols);
-    const std::int64_t blocks = width / 16;
+    const std::int64_t blocks_of_row = width / 16;
     const std::int64_t num_rows = *task.num_rows;
-    for (std::int64_t i = std::int64_t{blockIdx.x} * 256 + threadIdx.x; i < num_rows * blocks;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * 256 + threadIdx.x; i < num_rows * blocks_of_row;
          i += std::int64_t{gridDim.x} * 256) {
-        const BlockPlace place(i % blocks);
-        std::uint16_t* row = task.rows + i / blocks * width;
-        float x[1][16];
-        std::uint32_t largest = 0;
+        const BlockPlace place(i % blocks_of_row);
+        std::uint16_t* row = task.rows + i / blocks_of_row * width;
+        BlockPairs blocks[1];
 #pragma unroll
-        for (int word = 0; word < 2; ++word) {
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const std::uint32_t pair = reinterpret_cast<std::uint32_t*>(row)[place.pair(word, n)];
-                x[0][word * 8 + n] = __uint_as_float(pair << 16);
-                x[0][word * 8 + n + 4] = __uint_as_float(pair & 0xFFFF0000U);
-                largest = __vmaxu2(largest, pair & 0x7FFF7FFFU);
-            }
-        }
-        largest = max(largest << 16, largest & 0xFFFF0000U);
-        const float scale = task.row_scale[i / blocks];
-        quantize_blocks(x, {largest}, scale, 1.0F / scale);
-        store_block(row, place, permute_quantized(x[0]));
+        for (int j = 0; j < 8; ++j)
+            blocks[0][j / 4][j % 4] = reinterpret_cast<std::uint32_t*>(row)[place.pair(j / 4, j % 4)];
+        const float scale = task.row_scale[i / blocks_of_row];
+        quantize_blocks(blocks, scale, 1.0F / scale);
+        store_block(row, place, permute_block(blocks[0]));
     }
 }
 
