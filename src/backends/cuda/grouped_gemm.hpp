@@ -30,8 +30,7 @@ struct GroupedGemm {
     Activation activation;
 };
 
-/// A matrix stack on the device with the tensor maps that a tile shape needs. mma: [experts, 2 or 1, rows,
-/// bytes]; wgmma: see prepared_layer.cpp.
+/// A matrix stack on the device by the tensor maps that a tile shape needs: see prepared_layer.cpp.
 struct WeightMaps {
     CUtensorMap codes;
     CUtensorMap scales;

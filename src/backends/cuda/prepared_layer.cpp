@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::int64_t kRowPitch = 16;  // tensor maps take strides that are multiples of it
 constexpr std::int64_t kPartAlignment = 256;
+constexpr std::int64_t kChunkScales = kChunk / kNvfp4BlockSize;  // bytes of a row
+static_assert(kChunkScales == Uploader::kPieceBytes);
 
 /// A ParallelFor on a few threads.
 void parallel_for(int count, void (*body)(void*, int), void* context) {
@@ -40,114 +42,124 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, Uploa
     const WeightLayoutBytes at = weight_layout(layer.problem.config, layer.num_held());
     std::uint8_t* const base = layer.weights.data();
     const auto copy = [&](Uploader& uploader, const Nvfp4View& view, std::uint8_t* codes,
-                          std::int64_t code_pitch, std::uint8_t* scales, std::int64_t scale_pitch) {
+                          std::int64_t code_pitch, std::uint8_t* scales, std::int64_t chunk_bytes) {
         uploader.copy_rows(view.packed, view.rows, view.cols / 2, view.packed_stride, codes, code_pitch);
-        uploader.copy_rows(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
-                           scales, scale_pitch);
+        uploader.copy_columns(view.block_scale, view.rows, view.cols / kNvfp4BlockSize, view.scale_stride,
+                              scales, chunk_bytes);
         moe::release(weights, view);
     };
     uploads.run(parallel_for, layer.num_held(), [&](Uploader& uploader, int i) {
         const int id = layer.held.first + i;
         const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(id)];
         const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
+        const std::int64_t gate_up_bytes = 2 * intermediate * kChunkScales;
         for (int half = 0; half < 2; ++half) {
             const std::int64_t row = (std::int64_t{2} * i + half) * intermediate;
             copy(uploader, *gate_up[half], base + at.gate_up_codes + row * at.gate_up_code_pitch,
-                 at.gate_up_code_pitch, base + at.gate_up_scales + row * at.gate_up_scale_pitch,
-                 at.gate_up_scale_pitch);
+                 at.gate_up_code_pitch,
+                 base + at.gate_up_scales + i * at.gate_up_chunks * gate_up_bytes +
+                     half * intermediate * kChunkScales,
+                 gate_up_bytes);
         }
+        const std::int64_t down_bytes = hidden * kChunkScales;
         copy(uploader, expert.down.weight, base + at.down_codes + i * hidden * at.down_code_pitch,
-             at.down_code_pitch, base + at.down_scales + i * hidden * at.down_scale_pitch,
-             at.down_scale_pitch);
+             at.down_code_pitch, base + at.down_scales + i * at.down_chunks * down_bytes, down_bytes);
     });
 }
 
-std::uint64_t u(std::int64_t x) { return static_cast<std::uint64_t>(x); }
-
-/// Rows of codes or of scales, for boxes of a chunk of K.
-struct RowBytes {
-    const std::uint8_t* data;
-    std::int64_t pitch, used;
-    std::uint32_t box;
-};
-
-/// A stack of matrices [experts, halves, rows].
+/// Weights of all experts: codes [experts, halves, rows, pitch], scales [experts, chunks, halves, rows, 16].
+/// Rows are a multiple of 16. Sizes and boxes innermost first, strides of all dimensions but the innermost.
 struct MatrixStack {
-    RowBytes codes, scales;
-    std::int64_t rows;
-    int halves, experts;
+    const std::uint8_t *codes, *scales;
+    std::int64_t code_pitch, chunks, rows, halves, experts;
 
-    MatrixStack(const std::uint8_t* codes_, const std::uint8_t* scales_, std::int64_t code_pitch,
-                std::int64_t scale_pitch, std::int64_t cols, std::int64_t rows_, int halves_, int experts_)
-        : codes{codes_, code_pitch, cols / 2, kChunk / 2},
-          scales{scales_, scale_pitch, cols / 16, kChunk / 16},
-          rows(rows_),
-          halves(halves_),
-          experts(experts_) {}
-
-    template <class Map>
-    WeightMaps maps(const Map& map) const {
-        return {.codes = map(codes), .scales = map(scales)};
+    /// A box is some chunks, eight rows chunk by chunk and then those behind them. A chunk that ends behind
+    /// its row has codes of what follows, times scales of 0.
+    WeightMaps in_order(std::int64_t box_rows, std::int64_t box_chunks) const {
+        return {.codes = code_map({kChunkCodes, 8, chunks, rows / 8, halves * experts},
+                                  {code_pitch, kChunkCodes, code_pitch * 8, code_pitch * rows},
+                                  {kChunkCodes, 8, box_chunks, box_rows / 8, halves}),
+                .scales = scale_map({8 * kChunkScales, rows / 8, halves, chunks, experts},
+                                    {8 * kChunkScales, kChunkScales * rows, chunk_bytes()},
+                                    {8 * kChunkScales, box_rows / 8, halves, box_chunks, 1})};
     }
 
-    /// [experts, halves, rows, bytes]: a box of codes is a chunk, one of scales `chunks` side by side.
-    WeightMaps in_order(std::uint32_t box_rows, int chunks) const {
-        MatrixStack stack = *this;
-        stack.scales.box *= u32(chunks);
-        return stack.maps([&](const RowBytes& row) {
-            const std::array sizes{u(row.used), u(rows), u(halves), u(experts)};
-            const std::array strides{u(row.pitch), u(row.pitch * rows), u(row.pitch * rows * halves)};
-            const std::array<std::uint32_t, 4> box{row.box, box_rows, u32(halves), 1};
-            return byte_tensor_map(row.data, sizes, strides, box);
-        });
+    /// A box is a chunk, some rows of each of four groups of 64. The last group may reach into what follows;
+    /// nobody looks at the sums of those rows.
+    WeightMaps by_64(std::int64_t box_rows) const {
+        const std::int64_t groups = (rows + 63) / 64;
+        return {
+            .codes = code_map({code_pitch, 64, groups, halves, experts},
+                              {code_pitch, code_pitch * 64, code_pitch * rows, code_pitch * rows * halves},
+                              {kChunkCodes, box_rows, 4, halves, 1}),
+            .scales = scale_map({8 * kChunkScales, 8, groups, chunks * halves, experts},
+                                {8 * kChunkScales, 64 * kChunkScales, kChunkScales * rows},
+                                {8 * kChunkScales, box_rows / 8, 4, halves, 1})};
     }
 
-    /// [experts, halves, rows / 64, 64, bytes]: a box has some rows of each of four groups. The last group
-    /// may reach into what follows; nobody looks at the sums of those rows.
-    WeightMaps by_64(std::uint32_t box_rows) const {
-        return maps([&](const RowBytes& row) {
-            const std::array sizes{u(row.used), u(64), u((rows + 63) / 64), u(halves), u(experts)};
-            const std::array strides{u(row.pitch), u(row.pitch * 64), u(row.pitch * rows),
-                                     u(row.pitch * rows * halves)};
-            const std::array<std::uint32_t, 5> box{row.box, box_rows, 4, u32(halves), 1};
-            return byte_tensor_map(row.data, sizes, strides, box);
-        });
-    }
-
-    /// [experts, 1, step, rows / step, bytes]: a box has every step-th row, then the ones behind those.
-    WeightMaps interleaved(int step, std::uint32_t box_rows) const {
-        return maps([&](const RowBytes& row) {
-            const std::array sizes{u(row.used), u(rows / step), u(step), u(1), u(experts)};
-            const std::array strides{u(row.pitch * step), u(row.pitch), u(row.pitch * rows),
-                                     u(row.pitch * rows)};
-            const std::array<std::uint32_t, 5> box{row.box, box_rows / u32(step), u32(step), 1, 1};
-            return byte_tensor_map(row.data, sizes, strides, box);
-        });
+    /// A box is a chunk, every step-th row and then the ones behind those.
+    WeightMaps interleaved(std::int64_t step, std::int64_t box_rows) const {
+        return {.codes = code_map({code_pitch, rows / step, step, 1, experts},
+                                  {code_pitch * step, code_pitch, code_pitch * rows, code_pitch * rows},
+                                  {kChunkCodes, box_rows / step, step, 1, 1}),
+                .scales = scale_map({kChunkScales, rows / step, step, chunks, experts},
+                                    {kChunkScales * step, kChunkScales, chunk_bytes()},
+                                    {kChunkScales, box_rows / step, step, 1, 1})};
     }
 
 private:
-    static std::uint32_t u32(int x) { return static_cast<std::uint32_t>(x); }
+    static constexpr std::int64_t kChunkCodes = kChunk / 2;  // bytes of a row
+    using Sizes = std::array<std::int64_t, 5>;
+
+    std::int64_t chunk_bytes() const { return kChunkScales * rows * halves; }  // of scales
+
+    static CUtensorMap map(const std::uint8_t* data, const Sizes& sizes,
+                           const std::array<std::int64_t, 4>& strides, const Sizes& box, Swizzle swizzle) {
+        std::array<std::uint64_t, 5> map_sizes{};
+        std::array<std::uint64_t, 4> map_strides{};
+        std::array<std::uint32_t, 5> map_box{};
+        std::ranges::copy(sizes, map_sizes.begin());
+        std::ranges::copy(strides, map_strides.begin());
+        std::ranges::transform(box, map_box.begin(), [](auto n) { return static_cast<std::uint32_t>(n); });
+        return byte_tensor_map(data, map_sizes, map_strides, map_box, swizzle);
+    }
+    CUtensorMap code_map(const Sizes& sizes, const std::array<std::int64_t, 4>& strides,
+                         const Sizes& box) const {
+        return map(codes, sizes, strides, box, Swizzle::bytes_128);
+    }
+    CUtensorMap scale_map(const Sizes& sizes, const std::array<std::int64_t, 3>& strides,
+                          const Sizes& box) const {
+        return map(scales, sizes, {strides[0], strides[1], strides[2], chunk_bytes() * chunks}, box,
+                   Swizzle::none);
+    }
 };
 
 void make_maps(PreparedLayer& layer, const WeightLayoutBytes& at) {
     const MoeConfig& config = layer.problem.config;
     std::uint8_t* const base = layer.weights.data();
-    const MatrixStack gate_up(base + at.gate_up_codes, base + at.gate_up_scales, at.gate_up_code_pitch,
-                              at.gate_up_scale_pitch, config.hidden_size, config.intermediate_size, 2,
-                              layer.num_held());
-    const MatrixStack down(base + at.down_codes, base + at.down_scales, at.down_code_pitch,
-                           at.down_scale_pitch, config.intermediate_size, config.hidden_size, 1,
-                           layer.num_held());
+    const MatrixStack gate_up{.codes = base + at.gate_up_codes,
+                              .scales = base + at.gate_up_scales,
+                              .code_pitch = at.gate_up_code_pitch,
+                              .chunks = at.gate_up_chunks,
+                              .rows = config.intermediate_size,
+                              .halves = 2,
+                              .experts = layer.num_held()};
+    const MatrixStack down{.codes = base + at.down_codes,
+                           .scales = base + at.down_scales,
+                           .code_pitch = at.down_code_pitch,
+                           .chunks = at.down_chunks,
+                           .rows = config.hidden_size,
+                           .halves = 1,
+                           .experts = layer.num_held()};
     for (int i = 0; i < sm90::kNumMmaShapes; ++i) {
         const sm90::MmaShape& shape = sm90::kMmaShapes[i];
-        const auto half = static_cast<std::uint32_t>(shape.half_rows());
-        layer.gate_up_maps[i] = gate_up.in_order(half, shape.split);
-        layer.down_maps[i] = down.in_order(2 * half, shape.split);
+        layer.gate_up_maps[i] = gate_up.in_order(shape.half_rows(), shape.split);
+        layer.down_maps[i] = down.in_order(2 * shape.half_rows(), shape.split);
     }
     for (int i = 0; i < sm90::kNumWgmmaShapes; ++i) {
-        const auto rows = static_cast<std::uint32_t>(sm90::kWgmmaShapes[i].rows());
-        layer.wgmma_gate_up_maps[i] = gate_up.by_64(rows / 8);
-        layer.wgmma_down_maps[i] = down.interleaved(2 * sm90::kWgmmaShapes[i].m_tiles, rows);
+        const sm90::WgmmaShape& shape = sm90::kWgmmaShapes[i];
+        layer.wgmma_gate_up_maps[i] = gate_up.by_64(shape.rows() / 8);
+        layer.wgmma_down_maps[i] = down.interleaved(2 * shape.m_tiles, shape.rows());
     }
 }
 
@@ -216,9 +228,9 @@ DeviceRouter upload_router(const MoeWeights& weights) {
 WeightLayoutBytes weight_layout(const MoeConfig& config, int num_held) {
     WeightLayoutBytes at{};
     at.gate_up_code_pitch = round_up(config.hidden_size / 2, kRowPitch);
-    at.gate_up_scale_pitch = round_up(config.hidden_size / kNvfp4BlockSize, kRowPitch);
     at.down_code_pitch = round_up(config.intermediate_size / 2, kRowPitch);
-    at.down_scale_pitch = round_up(config.intermediate_size / kNvfp4BlockSize, kRowPitch);
+    at.gate_up_chunks = permuted_size(config.hidden_size) / kChunk;
+    at.down_chunks = permuted_size(config.intermediate_size) / kChunk;
     std::int64_t end = 0;
     const auto place = [&](std::int64_t bytes_per_expert) {
         const std::int64_t begin = end;
@@ -226,9 +238,9 @@ WeightLayoutBytes weight_layout(const MoeConfig& config, int num_held) {
         return static_cast<std::size_t>(begin);
     };
     at.gate_up_codes = place(2 * config.intermediate_size * at.gate_up_code_pitch);
-    at.gate_up_scales = place(2 * config.intermediate_size * at.gate_up_scale_pitch);
+    at.gate_up_scales = place(at.gate_up_chunks * 2 * config.intermediate_size * kChunkScales);
     at.down_codes = place(config.hidden_size * at.down_code_pitch);
-    at.down_scales = place(config.hidden_size * at.down_scale_pitch);
+    at.down_scales = place(at.down_chunks * config.hidden_size * kChunkScales);
     at.bytes = static_cast<std::size_t>(end);
     return at;
 }

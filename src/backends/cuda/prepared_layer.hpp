@@ -1,5 +1,6 @@
 #pragma once
-// A layer on a GPU: the checkpoint's bytes, rows padded to multiples of 16 bytes, and its experts' scales.
+// A layer on a GPU: the checkpoint's bytes, rows of codes padded to multiples of 16 bytes, block scales by
+// chunks of K, and its experts' scales.
 #include <array>
 #include <atomic>
 #include <memory>
@@ -18,12 +19,12 @@ namespace moe4::cuda {
 
 /// Where the parts of a layer's weights lie in one piece of device memory, in bytes.
 struct WeightLayoutBytes {
-    std::int64_t gate_up_code_pitch, gate_up_scale_pitch;  // of a row
-    std::int64_t down_code_pitch, down_scale_pitch;
-    std::size_t gate_up_codes;   // [experts, 2, intermediate_size, pitch]
-    std::size_t gate_up_scales;  // likewise
-    std::size_t down_codes;      // [experts, hidden_size, pitch]
-    std::size_t down_scales;
+    std::int64_t gate_up_code_pitch, down_code_pitch;  // of a row
+    std::int64_t gate_up_chunks, down_chunks;          // of kChunk k
+    std::size_t gate_up_codes;                         // [experts, 2, intermediate_size, pitch]
+    std::size_t gate_up_scales;                        // [experts, chunks, 2, intermediate_size, 16]
+    std::size_t down_codes;                            // [experts, hidden_size, pitch]
+    std::size_t down_scales;                           // [experts, chunks, hidden_size, 16]
     std::size_t bytes;
 };
 WeightLayoutBytes weight_layout(const MoeConfig&, int num_held);

@@ -24,30 +24,17 @@ EncodeTiled encode_tiled() {
     return reinterpret_cast<EncodeTiled>(function);
 }
 
-CUtensorMapSwizzle swizzle_of(std::uint32_t row_bytes) {
-    switch (row_bytes) {
-        case 32:
-            return CU_TENSOR_MAP_SWIZZLE_32B;
-        case 64:
-            return CU_TENSOR_MAP_SWIZZLE_64B;
-        case 128:
-            return CU_TENSOR_MAP_SWIZZLE_128B;
-        default:
-            return CU_TENSOR_MAP_SWIZZLE_NONE;
-    }
-}
-
-CUtensorMap encode(CUtensorMapDataType type, std::uint32_t element_bytes, const void* data,
-                   std::span<const std::uint64_t> sizes, std::span<const std::uint64_t> strides,
-                   std::span<const std::uint32_t> box) {
+CUtensorMap encode(CUtensorMapDataType type, const void* data, std::span<const std::uint64_t> sizes,
+                   std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box,
+                   Swizzle swizzle) {
     static const EncodeTiled kEncodeMap = encode_tiled();
     CUtensorMap map{};
     const std::array<cuuint32_t, 5> steps{1, 1, 1, 1, 1};
     const CUresult result =
         kEncodeMap(&map, type, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(data), sizes.data(),
                    strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   swizzle_of(box[0] * element_bytes), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                   swizzle == Swizzle::bytes_128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         throw Error(ErrorKind::machine,
                     "the CUDA driver refused a tensor map (error " + std::to_string(result) + ")");
@@ -102,8 +89,9 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes, const char* what) {
 DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
 
 CUtensorMap byte_tensor_map(const void* data, std::span<const std::uint64_t> sizes,
-                            std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box) {
-    return encode(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, sizes, strides, box);
+                            std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box,
+                            Swizzle swizzle) {
+    return encode(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, sizes, strides, box, swizzle);
 }
 
 CUtensorMap row_tensor_map(const void* data, std::uint64_t cols, std::uint64_t rows, std::uint32_t box_cols,
@@ -111,7 +99,7 @@ CUtensorMap row_tensor_map(const void* data, std::uint64_t cols, std::uint64_t r
     const std::array sizes{cols, rows};
     const std::array strides{cols * 2};
     const std::array box{box_cols, box_rows};
-    return encode(CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, sizes, strides, box);
+    return encode(CU_TENSOR_MAP_DATA_TYPE_UINT16, data, sizes, strides, box, Swizzle::bytes_128);
 }
 
 }  // namespace moe4::cuda

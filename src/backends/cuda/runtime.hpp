@@ -56,10 +56,12 @@ StreamHandle make_stream(unsigned flags);
 EventHandle make_event(unsigned flags);
 
 /// A tensor map of bytes: sizes and box innermost first, strides (bytes, multiples of 16) of all dimensions
-/// but the innermost. Rows of a box of 32, 64 or 128 bytes are swizzled by that width.
+/// but the innermost.
+enum class Swizzle : std::uint8_t { none, bytes_128 };
 CUtensorMap byte_tensor_map(const void* data, std::span<const std::uint64_t> sizes,
-                            std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box);
-/// The same of a matrix of 16-bit elements.
+                            std::span<const std::uint64_t> strides, std::span<const std::uint32_t> box,
+                            Swizzle);
+/// The same of a matrix of 16-bit elements, rows 128-byte swizzled.
 CUtensorMap row_tensor_map(const void* data, std::uint64_t cols, std::uint64_t rows, std::uint32_t box_cols,
                            std::uint32_t box_rows);
 

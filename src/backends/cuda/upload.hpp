@@ -15,6 +15,8 @@ namespace moe4::cuda {
 /// A stream and two pinned buffers: one is filled while the other is copied.
 class Uploader {
 public:
+    static constexpr std::int64_t kPieceBytes = 16;
+
     /// Borrows `pinned`, 2 * buffer_bytes of it. On the current device.
     Uploader(std::uint8_t* pinned, std::int64_t buffer_bytes);
 
@@ -22,6 +24,10 @@ public:
     /// become 0.
     void copy_rows(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
                    std::uint8_t* to, std::int64_t pitch);
+    /// rows of `used` bytes in pieces: piece i of all rows goes to to + i * column_pitch; bytes behind
+    /// `used` become 0.
+    void copy_columns(const std::uint8_t* from, std::int64_t rows, std::int64_t used, std::int64_t stride,
+                      std::uint8_t* to, std::int64_t column_pitch);
     void finish();
 
 private:
@@ -30,7 +36,8 @@ private:
         EventHandle free;
     };
     const Buffer& next_buffer();
-    void send(const Buffer&, std::uint8_t* to, std::int64_t bytes);
+    /// `count` times `bytes`, one behind the other in the buffer, `pitch` apart on the device.
+    void send(const Buffer&, std::uint8_t* to, std::int64_t bytes, std::int64_t count, std::int64_t pitch);
 
     std::int64_t buffer_bytes_;
     Buffer buffers_[2];

@@ -41,15 +41,6 @@ __device__ inline void tensor_copy_2d(std::uint32_t to, const CUtensorMap* map, 
         : "memory");
 }
 
-__device__ inline void tensor_copy_4d(std::uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
-                                      std::uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-        "%3, %4, %5}], [%6];" ::"r"(to),
-        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
-        : "memory");
-}
-
 /// What this thread knows to be written is seen by the copies that it issues from here on.
 __device__ inline void order_before_async_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

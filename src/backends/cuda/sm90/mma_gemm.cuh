@@ -5,8 +5,8 @@
 //
 // A persistent block works on items, each a segment by a tile of weight rows: first those of gate_up, then
 // those of down, so that neither waits for the other's last wave. One warp claims items and loads weights
-// (tensor maps, swizzled by the width of their rows: a copy for the codes of each part of K, one for the
-// scales of all), one loads token rows, one tells other blocks which tiles of h are finished, and the others
+// (tensor maps: a copy a stage for codes, with 128-byte swizzle, and one for scales; chunks behind the last
+// one are zeros), one loads token rows, one tells other blocks which tiles of h are finished, and the others
 // multiply: kRowWarps groups of 32 weight rows times kSplit parts of K, whose sums are added in a fixed order
 // at the end. An m16 tile holds eight gate rows and the eight up rows of the same indices, so the activation
 // is computed where the sums are; a warp has two such tiles, so the 16 values of h that share a quantisation
@@ -40,9 +40,8 @@ struct MmaTile {
     static constexpr int kConsumers = kShape.consumers();  // warps
     static_assert(kConsumers % 4 == 0, "registers change hands between warpgroups");
     static constexpr int kHalfRows = kShape.half_rows();
-    static constexpr int kCodeBytes = kShape.code_bytes();    // a chunk
-    static constexpr int kScaleBytes = kShape.scale_bytes();  // a stage
-    static constexpr int kScalePitch = kSplit * kChunk / 16;  // of a row
+    static constexpr int kCodeBytes = kShape.code_bytes(), kScaleBytes = kShape.scale_bytes();  // a stage
+    static constexpr int kCodePitch = kSplit * kChunk / 2;  // eight rows lie together, chunk by chunk
 
     /// Of the output.
     __device__ static constexpr int tile_rows(bool is_gate_up) {
@@ -150,20 +149,18 @@ __device__ void load_weights(const MmaBlock<Tile>& block, const WeightMaps& gate
         const int last = (num_chunks - 1) / Tile::kSplit * Tile::kSplit;
         const int claims_at = Tile::kSplit > 2 ? max(0, last - Tile::kSplit) : last;
         for (int first = 0; first < num_chunks; first += Tile::kSplit) {
-            const int chunks = min(Tile::kSplit, num_chunks - first);
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
             if (claims_ahead && first == claims_at) next = ItemList<Tile>::claim(block.task);
             const std::uint32_t full = block.full(at);
-            ptx::mbarrier_arrive_expect(
-                full, chunks * Tile::kCodeBytes + (Tile::kHasFewTokens ? 0 : Tile::kScaleBytes));
+            ptx::mbarrier_arrive_expect(full,
+                                        Tile::kCodeBytes + (Tile::kHasFewTokens ? 0 : Tile::kScaleBytes));
             const std::uint32_t stage = block.stage(at);
+            ptx::tensor_copy_5d(stage, &maps.codes,
+                                {0, 0, first, first_row / 8, item.segment.expert * (is_gate_up ? 2 : 1)},
+                                full);
             if constexpr (!Tile::kHasFewTokens)
-                ptx::tensor_copy_4d(stage + Tile::kShape.scale_offset(), &maps.scales, first * (kChunk / 16),
-                                    first_row, 0, item.segment.expert, full);
-            for (int c = 0; c < chunks; ++c) {
-                ptx::tensor_copy_4d(stage + c * Tile::kCodeBytes, &maps.codes, (first + c) * (kChunk / 2),
-                                    first_row, 0, item.segment.expert, full);
-            }
+                ptx::tensor_copy_5d(stage + Tile::kCodeBytes, &maps.scales,
+                                    {0, first_row / 8, 0, first, item.segment.expert}, full);
             at.advance(block.task.num_stages);
         }
         if (!claims_ahead) {
@@ -199,8 +196,8 @@ __device__ void load_scales(const MmaBlock<Tile>& block, const CUtensorMap& gate
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
             const std::uint32_t full = block.full(at);
             ptx::mbarrier_arrive_expect(full, Tile::kScaleBytes);
-            ptx::tensor_copy_4d(block.stage(at) + Tile::kShape.scale_offset(), &map, first * (kChunk / 16),
-                                first_row, 0, item.segment.expert, full);
+            ptx::tensor_copy_5d(block.stage(at) + Tile::kCodeBytes, &map,
+                                {0, first_row / 8, 0, first, item.segment.expert}, full);
             at.advance(block.task.num_stages);
         }
     }
@@ -274,7 +271,7 @@ __device__ void multiply_chunk(float (&sums)[2][kTiles][4], std::uint32_t codes,
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             four_scales[m][half] =
-                load_shared_word(scales + (half * Tile::kHalfRows + m * 8) * Tile::kScalePitch + 4 * lane.t);
+                load_shared_word(scales + (half * Tile::kHalfRows + m * 8) * 16 + 4 * lane.t);
     }
 #pragma unroll
     for (int unit = 0; unit < 2; ++unit) {  // 16 bytes of codes: four words, two blocks
@@ -283,7 +280,8 @@ __device__ void multiply_chunk(float (&sums)[2][kTiles][4], std::uint32_t codes,
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                load_shared_vector(words[m][half], codes + (half * Tile::kHalfRows + m * 8) * 128 +
+                load_shared_vector(words[m][half], codes +
+                                                       (half * Tile::kHalfRows + m * 8) * Tile::kCodePitch +
                                                        (((2 * lane.t + unit) ^ lane.g) << 4));
         }
 #pragma unroll
@@ -346,9 +344,10 @@ __device__ void multiply_item(const MmaBlock<Tile>& block, RingPosition& at, con
     const GroupedGemm& gemm = kGateUp ? block.task.gate_up : block.task.down;
     const int row_warp = warp % Tile::kRowWarps;
     const int part = warp / Tile::kRowWarps;
-    const int first_row = row_warp * 16 + lane.g;
-    const int scale_offset = Tile::kShape.scale_offset() + first_row * Tile::kScalePitch +
-                             (part ^ lane.g * Tile::kSplit / 8) * 16;  // the copy's swizzle
+    const int code_offset =
+        row_warp * 16 * Tile::kCodePitch + part * (8 * kChunk / 2) + lane.g * (kChunk / 2);
+    const int scale_offset = Tile::kCodeBytes + part * (Tile::kScaleBytes / Tile::kSplit) +
+                             (row_warp * 16 + lane.g) * (kChunk / 16);
     const ExpertFactors<kGateUp> factors(gemm, item.segment.expert);
     float sums[2][kTiles][4] = {};
     std::uint32_t token_offset[kTiles];
@@ -371,8 +370,7 @@ __device__ void multiply_item(const MmaBlock<Tile>& block, RingPosition& at, con
 #pragma unroll
             for (int n = 0; n < kTiles; ++n)
                 tokens[n] = (kHasX ? first * kChunk * 2 : stage) + token_offset[n];
-            multiply_chunk<Tile, kTiles>(sums, stage + part * Tile::kCodeBytes + first_row * 128,
-                                         stage + scale_offset, tokens, lane);
+            multiply_chunk<Tile, kTiles>(sums, stage + code_offset, stage + scale_offset, tokens, lane);
         }
         ptx::mbarrier_arrive(block.empty(at));  // every lane: racecheck does not follow __syncwarp
         at.advance(block.task.num_stages);

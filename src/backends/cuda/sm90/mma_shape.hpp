@@ -31,12 +31,11 @@ struct MmaShape {
     constexpr int consumer_registers() const {
         return std::min((launch_registers() * warps() - 4 * kProducerRegisters) / consumers() / 8 * 8, 240);
     }
-    constexpr int code_bytes() const { return 2 * half_rows() * kChunk / 2; }            // a chunk
-    constexpr int scale_bytes() const { return split * 2 * half_rows() * kChunk / 16; }  // a stage
-    constexpr int scale_offset() const { return split * code_bytes(); }
+    constexpr int code_bytes() const { return split * 2 * half_rows() * kChunk / 2; }  // a stage
+    constexpr int scale_bytes() const { return split * 2 * half_rows() * kChunk / 16; }
     /// 16 bytes more than the data, so that ldmatrix meets eight different groups of banks.
     constexpr int row_pitch() const { return split * kChunk * 2 + 16; }
-    constexpr int token_offset() const { return scale_offset() + scale_bytes(); }
+    constexpr int token_offset() const { return code_bytes() + scale_bytes(); }
     constexpr int partial_bytes() const { return (split - 1) * row_warps * 2 * token_tiles * 32 * 16; }
     constexpr int stage_bytes(int token_rows) const {
         return static_cast<int>(round_up(token_offset() + token_rows * row_pitch(), 1024));

@@ -150,8 +150,9 @@ __device__ void load_wgmma_weights(const WgmmaTask& task, const Shared& shared, 
             const std::uint32_t full = shared.weights_full(at.stage);
             ptx::mbarrier_wait(shared.weights_empty(at.stage), at.parity ^ 1);
             ptx::mbarrier_arrive_expect(full, kShape.code_bytes() + kShape.scale_bytes());
-            ptx::tensor_copy_5d(shared.scales + at.stage * kShape.scale_bytes(), &map.scales,
-                                {chunk * (kChunk / 16), y, first / 64, 0, expert}, full);
+            ptx::tensor_copy_5d(
+                shared.scales + at.stage * kShape.scale_bytes(), &map.scales,
+                {0, is_gate_up ? y / 8 : y, first / 64, is_gate_up ? 2 * chunk : chunk, expert}, full);
             ptx::tensor_copy_5d(shared.codes + at.stage * kShape.code_bytes(), &map.codes,
                                 {chunk * (kChunk / 2), y, first / 64, 0, expert}, full);
             at.advance(kShape.weight_stages);
