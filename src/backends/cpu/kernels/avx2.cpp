@@ -19,7 +19,7 @@ namespace moe4::cpu::avx2 {
 namespace {
 
 constexpr int kGroups = kPackedTileRows / kLanes;  // of 8 weight rows in a tile
-constexpr int kPanelGroupRows = 16;
+constexpr int kPanelGroupRows = 32;
 constexpr std::int64_t kPieceChunks = 4;  // decoded together, within L1
 constexpr std::int64_t kPieceBlocks = kPieceChunks * kPackedChunkBlocks;
 
@@ -62,7 +62,6 @@ __m256 decode_scales(const std::uint8_t* scales) {
 /// Weights that are decoded where they are used; meanwhile those that come next are fetched.
 template <class Tiles>
 struct PackedWeights {
-    static constexpr bool kForManyRows = false;
     const PackedChunk& chunk;
     [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
         return decode_block(chunk, block, group);
@@ -72,7 +71,6 @@ struct PackedWeights {
 
 /// Weights that lie decoded in L1.
 struct DecodedWeights {
-    static constexpr bool kForManyRows = true;
     const WeightBlock (*blocks)[kGroups];
     /// Through registers: gcc copies the struct through memory in halves, which stalls.
     [[gnu::always_inline]] WeightBlock load(std::int64_t block, int group) const {
@@ -123,41 +121,38 @@ struct W4a4 {
     using EncodedBlock = QuantizedBlock;
     static constexpr bool kHasDots = true;
 
-    [[gnu::always_inline]] static Terms block_terms(const WeightBlock (&w)[2], const EncodedBlock& x) {
-        return dots_terms(multiply(w, x.codes), w, x);
-    }
-    [[gnu::always_inline]] static Terms dots_terms(const Dots& dots, const WeightBlock (&w)[2],
-                                                   const EncodedBlock& x) {
+    [[gnu::always_inline]] static Terms terms(const Dots& dots, const WeightBlock (&w)[2],
+                                              const EncodedBlock& x) {
         const __m256i multiplier = broadcast(x.multiplier);
         const __m256i start = broadcast(&x.start);
         const __m256 shift = _mm256_set1_ps(x.shift);
-        Terms terms;
+        Terms out;
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             const __m256i bits = _mm256_add_epi32(_mm256_madd_epi16(dots.rows[i], multiplier), start);
-            terms.value[i] = _mm256_sub_ps(_mm256_castsi256_ps(bits), shift);
-            terms.scale[i] = w[i].scale;
+            out.value[i] = _mm256_sub_ps(_mm256_castsi256_ps(bits), shift);
+            out.scale[i] = w[i].scale;
         }
-        return terms;
+        return out;
     }
 };
 
 /// bf16 activations.
 struct W4a16 {
     using EncodedBlock = FixedBlock;
-    static constexpr bool kHasDots = false;  // but four registers of them, which would displace weights
+    static constexpr bool kHasDots = false;  // but four registers of them, which would displace the weights
 
-    [[gnu::always_inline]] static Terms block_terms(const WeightBlock (&w)[2], const EncodedBlock& x) {
+    [[gnu::always_inline]] static Terms terms(const WeightBlock (&w)[2], const EncodedBlock& x) {
         const __m256i ones = _mm256_set1_epi16(1);
         const __m256i start = broadcast(&x.start);
         const Dots middle = multiply(w, x.digits[0]);
         const Dots high = multiply(w, x.digits[1]);
-        Terms terms;
+        Terms out;
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             const __m256i digits = _mm256_add_epi32(_mm256_madd_epi16(middle.rows[i], ones),
                                                     _mm256_madd_epi16(high.rows[i], _mm256_set1_epi16(256)));
-            terms.value[i] = _mm256_castsi256_ps(_mm256_add_epi32(start, digits));
+            out.value[i] = _mm256_castsi256_ps(_mm256_add_epi32(start, digits));
         }
         if (x.has_low != 0) [[unlikely]] {
             const __m256i low_start = broadcast(&x.low_start);
@@ -166,16 +161,16 @@ struct W4a16 {
             for (int i = 0; i < 2; ++i) {
                 const __m256i digit = _mm256_add_epi32(_mm256_madd_epi16(low.rows[i], ones), low_start);
                 const __m256i all =
-                    _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(terms.value[i]), 8), digit);
-                terms.value[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(1.0F / 256));
+                    _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(out.value[i]), 8), digit);
+                out.value[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(1.0F / 256));
             }
         } else {
-            for (__m256& v : terms.value) v = _mm256_cvtepi32_ps(_mm256_castps_si256(v));
+            for (__m256& v : out.value) v = _mm256_cvtepi32_ps(_mm256_castps_si256(v));
         }
         const __m256 scale = _mm256_set1_ps(x.scale);
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) terms.scale[i] = _mm256_mul_ps(scale, w[i].scale);
-        return terms;
+        for (int i = 0; i < 2; ++i) out.scale[i] = _mm256_mul_ps(scale, w[i].scale);
+        return out;
     }
 };
 
@@ -194,8 +189,8 @@ inline std::int64_t block_index(const Group& group, std::int64_t cols, std::int6
     return group.first_row * num_blocks(cols) + b * group.num_rows + (row - group.first_row);
 }
 
-/// sums[r] += row r of a group times the 32 rows of a tile, block by block. Of many rows the dot products of
-/// one are taken before those of the row ahead of it are added: as one chain they fill the schedulers.
+/// sums[r] += row r of a group times the 32 rows of a tile, block by block. The dot products of a row are
+/// taken before those of the row ahead of it are added: as one chain they fill the schedulers.
 template <class Mode, class Weights>
 [[gnu::noinline]] void accumulate(const Weights& weights, std::int64_t count,
                                   const typename Mode::EncodedBlock* x, std::int64_t num_rows,
@@ -205,16 +200,18 @@ template <class Mode, class Weights>
         for (int half = 0; half < 2; ++half) {
             const WeightBlock w[2] = {weights.load(block, 2 * half), weights.load(block, 2 * half + 1)};
             const int first = half * kPackedHalfRows;
-            if constexpr (Mode::kHasDots && Weights::kForManyRows) {
+            if constexpr (Mode::kHasDots) {
                 Dots dots = multiply(w, x[0].codes);
                 for (std::int64_t r = 1; r < num_rows; ++r) {
                     const Dots next = multiply(w, x[r].codes);
-                    add(Mode::dots_terms(dots, w, x[r - 1]), sums[r - 1] + first);
+                    add(Mode::terms(dots, w, x[r - 1]), sums[r - 1] + first);
                     dots = next;
                 }
-                add(Mode::dots_terms(dots, w, x[num_rows - 1]), sums[num_rows - 1] + first);
+                add(Mode::terms(dots, w, x[num_rows - 1]), sums[num_rows - 1] + first);
             } else {
-                for (std::int64_t r = 0; r < num_rows; ++r) add(Mode::block_terms(w, x[r]), sums[r] + first);
+                float* to = sums[0] + first;  // with an index gcc loses the addresses of weights
+                for (std::int64_t r = 0; r < num_rows; ++r, to += kPackedTileRows)
+                    add(Mode::terms(w, x[r]), to);
             }
         }
     }
