@@ -138,6 +138,7 @@ private:
         for (std::int64_t e = 0; e < layer_.num_held(); ++e) {
             const std::int64_t begin = row_begin_[e];
             const std::int64_t count = row_begin_[e + 1] - begin;
+            if (count == 0) continue;
             const std::int64_t num_blocks = divide_up(count, max_block_rows(hidden_size_));
             for (std::int64_t i = 0; i < num_blocks; ++i) {
                 RowBlock& block = blocks_[num_blocks_++];
@@ -432,18 +433,20 @@ private:
         std::int64_t left = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) left += num_tiles(blocks_[b]) * cost(blocks_[b]);
         const std::int64_t fair_share = left / workers_.count();
+        const std::int64_t num_shares = kSharesPerWorker * workers_.count();
         std::size_t count = 0;
         for (std::int64_t b = 0; b < num_blocks_; ++b) {
-            const RowBlock& block = blocks_[b];
-            for (std::int64_t tile = 0; tile < num_tiles(block);) {
-                const std::int64_t share = divide_up(left, kSharesPerWorker * workers_.count());
-                const std::int64_t fewest = std::min(fewest_tiles(block), fair_share / cost(block));
-                const std::int64_t size = std::max(fewest, divide_up(share, cost(block)));
-                const std::int64_t last = std::min(num_tiles(block), tile + size);
+            // Divisions of a token's 200 pieces are 1 % of a small layer: one each.
+            const std::int64_t cost = this->cost(blocks_[b]);
+            const std::int64_t num_tiles_here = num_tiles(blocks_[b]);
+            const std::int64_t fewest = std::min(fewest_tiles(blocks_[b]), fair_share / cost);
+            for (std::int64_t tile = 0; tile < num_tiles_here;) {
+                const std::int64_t size = std::max(fewest, divide_up(left, num_shares * cost));
+                const std::int64_t last = std::min(num_tiles_here, tile + size);
                 assert(static_cast<std::int64_t>(count) < layout_.max_pieces);
                 pieces[count++] = {static_cast<std::int32_t>(b), static_cast<std::int32_t>(tile),
                                    static_cast<std::int32_t>(last)};
-                left -= (last - tile) * cost(block);
+                left -= (last - tile) * cost;
                 tile = last;
             }
         }

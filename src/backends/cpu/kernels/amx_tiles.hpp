@@ -472,7 +472,7 @@ constexpr Kernel make_amx_kernel(const PackedLayout* layout) {
             .precision = kIsW4a4 ? Precision::w4a4 : Precision::w4a16,
             .layout = layout,
             .min_rows = !kIsW4a4            ? 1
-                        : layout != nullptr ? 5
+                        : layout != nullptr ? 7
                                             : 9,
             .encodes_h = kIsW4a4,  // w4a16 needs a row's largest h first
             .encoded_bytes = encoded_bytes<Mode>,
