@@ -12,8 +12,7 @@
 // is computed where the sums are; a warp has two such tiles, so the 16 values of h that share a quantisation
 // block lie in one warp.
 //
-// Where tokens are few each block groups and encodes them first, and another warp loads scales
-// (few_tokens.cuh).
+// Where tokens are few each block groups and encodes them first (few_tokens.cuh).
 //
 // An item of down waits for all tiles of its segment's h. Blocks claim items in ascending order and work on
 // them in that order, so what is waited for has been claimed by a running block: no block that has yet to
@@ -122,7 +121,7 @@ private:
     int num_gate_up_, num_items_;
 };
 
-/// A warp, of which one lane does the work. Where tokens are few, another one loads scales.
+/// A warp, of which one lane does the work.
 template <class Tile>
 __device__ void load_weights(const MmaBlock<Tile>& block, const WeightMaps& gate_up, const WeightMaps& down,
                              int lane) {
@@ -152,15 +151,13 @@ __device__ void load_weights(const MmaBlock<Tile>& block, const WeightMaps& gate
             ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
             if (claims_ahead && first == claims_at) next = ItemList<Tile>::claim(block.task);
             const std::uint32_t full = block.full(at);
-            ptx::mbarrier_arrive_expect(full,
-                                        Tile::kCodeBytes + (Tile::kHasFewTokens ? 0 : Tile::kScaleBytes));
+            ptx::mbarrier_arrive_expect(full, Tile::kCodeBytes + Tile::kScaleBytes);
             const std::uint32_t stage = block.stage(at);
             ptx::tensor_copy_5d(stage, &maps.codes,
                                 {0, 0, first, first_row / 8, item.segment.expert * (is_gate_up ? 2 : 1)},
                                 full);
-            if constexpr (!Tile::kHasFewTokens)
-                ptx::tensor_copy_5d(stage + Tile::kCodeBytes, &maps.scales,
-                                    {0, first_row / 8, 0, first, item.segment.expert}, full);
+            ptx::tensor_copy_5d(stage + Tile::kCodeBytes, &maps.scales,
+                                {0, first_row / 8, 0, first, item.segment.expert}, full);
             at.advance(block.task.num_stages);
         }
         if (!claims_ahead) {
@@ -177,30 +174,6 @@ template <class Tile>
 __device__ Item await_item(const MmaBlock<Tile>& block, const RingPosition& slot) {
     ptx::mbarrier_wait(ptx::shared_address(&block.shared.posted[slot.stage]), slot.parity);
     return block.shared.items[slot.stage];
-}
-
-/// One thread, where tokens are few: to issue a copy takes 0.1 us, and the first weights are waited for.
-template <class Tile>
-__device__ void load_scales(const MmaBlock<Tile>& block, const CUtensorMap& gate_up,
-                            const CUtensorMap& down) {
-    RingPosition at;
-    for (RingPosition slot;; slot.advance(kMaxItems)) {
-        const Item item = await_item(block, slot);
-        ptx::mbarrier_arrive(ptx::shared_address(&block.shared.free[slot.stage]));
-        if (item.half == Half::none) return;
-        const bool is_gate_up = item.half == Half::gate_up;
-        const CUtensorMap& map = is_gate_up ? gate_up : down;
-        const int first_row = item.tile * Tile::tile_rows(is_gate_up);
-        const int num_chunks = block.gemm(item.half).num_chunks;
-        for (int first = 0; first < num_chunks; first += Tile::kSplit) {
-            ptx::mbarrier_wait(block.empty(at), at.parity ^ 1);
-            const std::uint32_t full = block.full(at);
-            ptx::mbarrier_arrive_expect(full, Tile::kScaleBytes);
-            ptx::tensor_copy_5d(block.stage(at) + Tile::kCodeBytes, &map,
-                                {0, first_row / 8, 0, first, item.segment.expert}, full);
-            at.advance(block.task.num_stages);
-        }
-    }
 }
 
 /// A warp; each lane copies its own rows.
@@ -431,7 +404,7 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_pe
                                reinterpret_cast<std::uint16_t*>(behind_shared + sizeof(FewTokens))};
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const Lane lane(static_cast<int>(threadIdx.x) % 32);
-    constexpr int kLoaders = Tile::kHasFewTokens ? 3 : 2;  // of weights, or of codes and of scales; of tokens
+    constexpr int kLoaders = 2;  // of weights and of tokens
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < task.num_stages; ++stage) {
             ptx::mbarrier_init(ptx::shared_address(&block.shared.full[stage]), kLoaders);
@@ -465,8 +438,6 @@ __global__ void __launch_bounds__(Tile::kShape.threads(), Tile::kShape.blocks_pe
         if (role == 0) load_tokens<Tile>(block, lane.index);
         if (role == 1) load_weights<Tile>(block, gate_up, down, lane.index);
         if (role == 2 && lane.index == 0) publish_tiles<Tile>(block);
-        if (role == 3 && lane.index == 0 && Tile::kHasFewTokens)
-            load_scales<Tile>(block, gate_up.scales, down.scales);
     }
 }
 
