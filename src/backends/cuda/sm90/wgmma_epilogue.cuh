@@ -174,7 +174,8 @@ __device__ __forceinline__ void store_part(std::uint32_t buffer, const typename 
 }
 
 /// Encodes kCount parts from `part` on, which lie in the two buffers, and stores them. The rows of a warp's
-/// tokens are its own, so pairs go through them once more, to the order of k_order.hpp.
+/// tokens are its own, so pairs of fp16 go through them once more, to the order of k_order.hpp; with bf16
+/// that costs more than shuffles, for want of registers.
 template <class Tile, int kCount>
 __device__ __forceinline__ void encode_parts(const GroupedGemm& gemm, const TilePlan& plan, int num_rows,
                                              const Exchange<Tile>& exchange, int part) {
@@ -210,20 +211,26 @@ __device__ __forceinline__ void encode_parts(const GroupedGemm& gemm, const Tile
         encode_blocks<true>(blocks, plan.out_scale(), plan.out_reciprocal(), encoded);
     else
         encode_blocks<false>(blocks, 1.0F, 1.0F, encoded);
-    __syncwarp();
+    if constexpr (Tile::Format::kF16) {
+        __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-        for (int word = 0; word < 2; ++word)
-            ptx::store_matrix_x4(piece(i, thread % 8, thread / 8 % 4, word), encoded[i][word]);
+            for (int word = 0; word < 2; ++word)
+                ptx::store_matrix_x4(piece(i, thread % 8, thread / 8 % 4, word), encoded[i][word]);
+        }
+        __syncwarp();
     }
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         const int token = (part + i) * kShape.exchange_tokens() + warp_token + row;
         auto* to = static_cast<std::uint16_t*>(gemm.out) + (plan.first_row() + token) * gemm.out_stride;
-        const PermutedBlock block{
-            {load_shared_vector(piece(i, row, quad, 0)), load_shared_vector(piece(i, row, quad, 1))}};
+        PermutedBlock block;
+        if constexpr (Tile::Format::kF16)
+            block = {
+                {load_shared_vector(piece(i, row, quad, 0)), load_shared_vector(piece(i, row, quad, 1))}};
+        else
+            block = permute_block(encoded[i]);
         if (row <= last_row(i))
             store_block(to, BlockPlace(first_index / kChunk, quad, first_index % 64 / 16), block);
     }
