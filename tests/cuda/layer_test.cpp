@@ -148,23 +148,36 @@ TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAlone) {
 
 TEST_F(CudaLayer, BatchInvariantBitsAreThoseOfATokenAloneWithTilesOf512Rows) {
     constexpr LayerOptions kOptions{.hidden_size = 512, .intermediate_size = 16, .num_experts = 264};
-    static_assert(cuda::sm90::fills_512_rows(kOptions.num_experts, kOptions.intermediate_size));
+    constexpr cuda::sm90::WgmmaLoad kLoad{kOptions.num_experts, kOptions.hidden_size,
+                                          kOptions.intermediate_size};
+    static_assert(kLoad.suits_512_rows());
     expect_batch_invariance(kOptions);  // the large batch has those tiles, the smallest ones have not
 }
 
 TEST(CudaKernels, WgmmaStartsAtMoreRowsWhereThereAreFewTiles) {
-    const auto min_rows = [](int num_experts, std::int64_t intermediate_size, const char* kernel = "") {
+    const auto min_rows = [](std::int64_t hidden_size, std::int64_t intermediate_size, int num_experts,
+                             const char* kernel = "") {
         Problem problem;
+        problem.config.hidden_size = hidden_size;
         problem.config.intermediate_size = intermediate_size;
         problem.config.num_experts = num_experts;
         return cuda::select(problem, kernel).wgmma_min_rows;
     };
-    EXPECT_EQ(min_rows(128, 768), 11);
-    EXPECT_EQ(min_rows(8, 4608), 24);
-    EXPECT_EQ(min_rows(132, 257), 11) << "264 tiles of 256 indices";
-    EXPECT_EQ(min_rows(132, 256), 24) << "132 tiles";
-    EXPECT_EQ(min_rows(8, 4608, "sm90_w4a16_wgmma"), 0) << "alone";
-    EXPECT_EQ(min_rows(128, 768, "sm90_w4a16_mma"), std::numeric_limits<std::int64_t>::max()) << "never";
+    EXPECT_EQ(min_rows(2048, 768, 128), 11);
+    EXPECT_EQ(min_rows(7168, 2048, 16), 11) << "128 tiles of gate_up, 224 of down";
+    EXPECT_EQ(min_rows(4096, 14336, 8), 11) << "896 and 128 tiles of 256 rows";
+    EXPECT_EQ(min_rows(6144, 4608, 8), 20) << "288 and 192 tiles of 256 rows";
+    EXPECT_EQ(min_rows(6144, 4608, 8, "sm90_w4a16_wgmma"), 0) << "alone";
+    EXPECT_EQ(min_rows(2048, 768, 128, "sm90_w4a16_mma"), std::numeric_limits<std::int64_t>::max())
+        << "never";
+}
+
+TEST(CudaKernels, ATileOf512RowsWhereItsWavesAreFull) {
+    using Load = cuda::sm90::WgmmaLoad;
+    EXPECT_TRUE((Load{128, 2048, 768}.suits_512_rows()));
+    EXPECT_TRUE((Load{16, 7168, 2048}.suits_512_rows()));
+    EXPECT_FALSE((Load{8, 6144, 4608}.suits_512_rows()));
+    EXPECT_FALSE((Load{8, 4096, 14336}.suits_512_rows())) << "64 tiles of down";
 }
 
 TEST(CudaKernels, BatchInvarianceLeavesTheOneThatSumsAlikeAtEverySize) {

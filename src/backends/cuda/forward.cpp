@@ -308,17 +308,17 @@ private:
 /// decoding the weights again.
 int choose_mma(std::int64_t rows, std::int64_t experts_hit) {
     enum { split_k, one_tile, two_tiles, four_tiles };
-    if (rows > 14 * experts_hit) return four_tiles;
+    if (rows > 11 * experts_hit) return four_tiles;
     if (rows > 4 * experts_hit) return two_tiles;
     return rows <= 32 ? split_k : one_tile;
 }
 
 /// The tile that nearly all segments of so many rows fit: the fewer tokens, the faster it is.
-int choose_wgmma(std::int64_t mean_rows, bool fills_512_rows) {
+int choose_wgmma(std::int64_t mean_rows, bool suits_512_rows) {
     enum { tokens_32, tokens_64, tokens_96, tokens_160 };
     if (mean_rows > 80) return tokens_160;
     if (mean_rows > 52) return tokens_96;
-    return mean_rows > 27 || !fills_512_rows ? tokens_64 : tokens_32;
+    return mean_rows > 27 || !suits_512_rows ? tokens_64 : tokens_32;
 }
 
 }  // namespace
@@ -328,9 +328,9 @@ GemmChoice choose_gemms(const PreparedLayer& layer, std::int64_t num_tokens) {
     const std::int64_t rows = num_tokens * layer.top_k;
     const std::int64_t experts_hit = std::min<std::int64_t>(rows, layer.num_held());
     if (mean_rows < layer.wgmma_min_rows) return {.mma_shape = choose_mma(rows, experts_hit)};
-    const std::int64_t indices = layer.problem.config.intermediate_size;
-    return {.uses_wgmma = true,
-            .wgmma_shape = choose_wgmma(mean_rows, sm90::fills_512_rows(experts_hit, indices))};
+    const MoeConfig& config = layer.problem.config;
+    const sm90::WgmmaLoad load{experts_hit, config.hidden_size, config.intermediate_size};
+    return {.uses_wgmma = true, .wgmma_shape = choose_wgmma(mean_rows, load.suits_512_rows())};
 }
 
 std::size_t workspace_bytes(const Problem& problem, std::int64_t wgmma_min_rows) {

@@ -16,13 +16,13 @@ constexpr Kernel kKernels[] = {
     {.name = "sm90_w4a16_wgmma",
      .precision = Precision::w4a16,
      .min_rows = 11,
-     .min_rows_of_few_tiles = 24,
+     .min_rows_of_few_tiles = 20,
      .is_wgmma = true,
      .is_batch_invariant = true},
     {.name = "sm90_w4a4_wgmma",
      .precision = Precision::w4a4,
      .min_rows = 11,
-     .min_rows_of_few_tiles = 24,
+     .min_rows_of_few_tiles = 18,
      .is_wgmma = true,
      .is_batch_invariant = true},
     {.name = "sm90_w4a16_mma", .precision = Precision::w4a16},
@@ -68,7 +68,8 @@ void check_known(const KernelRequest& request) {
 Selection select(const Problem& problem, const std::string& kernel) {
     constexpr std::int64_t kAllRows = std::numeric_limits<std::int64_t>::max();
     const int num_held = moe::held_experts(problem).count();
-    const bool has_few_tiles = !sm90::fills_512_rows(num_held, problem.config.intermediate_size);
+    const sm90::WgmmaLoad load{num_held, problem.config.hidden_size, problem.config.intermediate_size};
+    const bool has_few_tiles = load.has_few_tiles();
     Selection selection;
     std::string reasons;
     std::int64_t up_to = kAllRows;

@@ -16,7 +16,7 @@ struct Kernel {
     std::string_view name;
     Precision precision;
     std::int64_t min_rows = 0;  // per expert on average; the next kernel of its precision is faster below
-    // The same where experts and intermediate_size make too few tiles of weights.
+    // The same where tiles are too few to keep all multiprocessors busy: WgmmaLoad.
     std::int64_t min_rows_of_few_tiles = 0;
     bool is_wgmma = false;            // else mma
     bool is_batch_invariant = false;  // it sums a row in the same order however many rows there are

@@ -96,13 +96,39 @@ static_assert(std::all_of(std::begin(kWgmmaShapes), std::end(kWgmmaShapes),
                           }),
               "every segment has its box in TokenMaps");
 
-/// Two for every multiprocessor of an H200: with 144, twelve have two and the others wait, and mma wins.
-inline constexpr std::int64_t kTilesThatFill = std::int64_t{2} * 132;
+/// How a layer's tiles fall on the multiprocessors of an H200, where each expert has one segment.
+struct WgmmaLoad {
+    std::int64_t experts, hidden_size, intermediate_size;
 
-/// Whether gate_up has so many tiles of the shape for the fewest rows, 256 indices each.
-constexpr bool fills_512_rows(std::int64_t experts, std::int64_t intermediate_size) {
-    return experts * round_up(intermediate_size, 256) / 256 >= kTilesThatFill;
-}
+    static constexpr std::int64_t kMultiprocessors = 132;
+    static constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+    constexpr std::int64_t up_chunks() const { return ceil_div(hidden_size, kChunk); }
+    constexpr std::int64_t down_chunks() const { return ceil_div(intermediate_size, kChunk); }
+    constexpr std::int64_t up_tiles(int rows) const {
+        return experts * ceil_div(intermediate_size, 256) * 512 / rows;
+    }
+    constexpr std::int64_t down_tiles(int rows) const { return experts * ceil_div(hidden_size, rows); }
+
+    /// Chunks of K, by tiles of so many weight rows, until the last multiprocessor has ended: waves of
+    /// gate_up, the last of which is filled with items of down, then those of down that are left, or the
+    /// last segment's.
+    constexpr std::int64_t chunks(int rows) const {
+        const std::int64_t up_waves = ceil_div(up_tiles(rows), kMultiprocessors);
+        const std::int64_t idle = up_waves * kMultiprocessors - up_tiles(rows);
+        const std::int64_t fit = up_chunks() / std::max<std::int64_t>(1, down_chunks());
+        const std::int64_t left = down_tiles(rows) - idle * fit;
+        const std::int64_t down_waves = left > 0 ? ceil_div(left, kMultiprocessors) : 1;
+        return up_waves * up_chunks() + down_waves * down_chunks();
+    }
+    /// A chunk of 512 rows takes 1.7 times as long as one of 256.
+    constexpr bool suits_512_rows() const { return 17 * chunks(512) < 10 * chunks(256); }
+    /// Whether even the better one takes a tenth longer than an even share of its work.
+    constexpr bool has_few_tiles() const {
+        const std::int64_t best = suits_512_rows() ? 17 * chunks(512) : 10 * chunks(256);
+        const std::int64_t all = up_tiles(256) * up_chunks() + down_tiles(256) * down_chunks();
+        return best * kMultiprocessors > 11 * all;
+    }
+};
 
 /// Permuted rows grouped by expert, in boxes 64 columns wide of kTokenBoxStep rows, of twice as many, and so
 /// on up to a tile's: one copy of a slab's rows, not several small ones.
