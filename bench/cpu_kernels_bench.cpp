@@ -125,7 +125,11 @@ private:
 double limit(int threads, const std::string& name) {
     static std::map<int, std::vector<MachineLimit>> limits;
     auto& measured = limits[threads];
-    if (measured.empty()) measured = measure_limits(Workers(threads, {}), detect_isa());
+    if (measured.empty()) {
+        const Workers workers(threads, {});
+        measured = measure_memory(workers, detect_isa());
+        for (const MachineLimit& each : measure_arithmetic(workers, detect_isa())) measured.push_back(each);
+    }
     for (const MachineLimit& each : measured) {
         if (each.name == name) return each.value;
     }

@@ -38,15 +38,8 @@ public:
     Bench(const Backend& backend, const BenchShape& shape, Precision precision, const BenchOptions& options,
           std::int64_t most_tokens, std::int64_t fewest_tokens)
         : backend_(backend), shape_(shape), random_(options.seed) {
-        Problem problem{.precision = precision,
-                        .max_tokens = most_tokens,
-                        .layout = weight_layout(options.engine.layout),
-                        .batch_invariant = options.engine.batch_invariant};
-        problem.config.hidden_size = shape.hidden_size;
-        problem.config.intermediate_size = shape.intermediate_size;
-        problem.config.num_experts = shape.num_experts;
-        problem.config.router.top_k = shape.top_k;
-        const Plan plan = backend.plan(problem);
+        const Mode mode{.precision = precision, .reason = ""};
+        const Plan plan = backend.plan(problem_of(shape.config(), mode, options.engine, most_tokens));
         const bool has_own_copy = plan.weight_bytes > 0;
         const int wanted = copies_wanted(fewest_tokens);
         const int affordable = copies_affordable(wanted);
@@ -207,14 +200,16 @@ int bench(const BenchOptions& options) {
     std::vector<BenchShape> shapes;
     shapes.reserve(options.shapes.size());
     for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+    if (!options.html.empty()) refuse_unwritable(options.html);  // now, not when all has been measured
     const auto backend = open_backend(options.engine);
     BenchReport report;
     report.machine = backend->description();
     report.threads = backend->num_threads();
-    Progress progress("preparing");
+    Progress progress("measuring the machine");
+    report.limits = backend->measure_memory();
     report.rows = measure_rows(*backend, shapes, options, progress);
     progress.begin("measuring the machine");
-    report.limits = backend->measure_limits();  // last: it heats a GPU, which then slows down
+    for (const MachineLimit& limit : backend->measure_arithmetic()) report.limits.push_back(limit);
     progress.end();
     const std::vector<KernelInfo> kernels = kernels_of(*backend);
     for (BenchRow& row : report.rows) set_limit(row, report.limits, kernels);

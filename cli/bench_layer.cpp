@@ -103,10 +103,7 @@ MoeWeights random_weights(const BenchShape& shape, bool one_expert, std::mt19937
         fill(bytes.scales, 0x1F, 0x30, random);  // 0.5 to 7.5
     }
     MoeWeights weights;
-    weights.config.hidden_size = shape.hidden_size;
-    weights.config.intermediate_size = shape.intermediate_size;
-    weights.config.num_experts = shape.num_experts;
-    weights.config.router.top_k = shape.top_k;
+    weights.config = shape.config();
     for (int e = 0; e < shape.num_experts; ++e) {
         weights.experts.push_back(expert_of(shape, (*experts)[one_expert ? 0 : static_cast<std::size_t>(e)]));
     }

@@ -16,6 +16,12 @@ struct BenchShape {
     int num_experts = 0;
     int top_k = 0;
 
+    MoeConfig config() const {
+        return {.hidden_size = hidden_size,
+                .intermediate_size = intermediate_size,
+                .num_experts = num_experts,
+                .router = {.top_k = top_k}};
+    }
     std::int64_t expert_bytes() const { return 3 * hidden_size * intermediate_size * 9 / 16; }
 };
 

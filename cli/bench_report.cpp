@@ -141,6 +141,22 @@ std::string table(const BenchReport& report) {
     return html + "</table>";
 }
 
+[[noreturn]] void refuse(const std::filesystem::path& path) {
+    throw Error(ErrorKind::machine, path.string() + ": cannot be written");
+}
+
+/// A file beside `path` that holds `text`.
+std::filesystem::path write_partial(const std::filesystem::path& path, std::string_view text) {
+    const std::filesystem::path partial = path.string() + ".partial-" + std::to_string(getpid());
+    std::ofstream file(partial, std::ios::binary);
+    file << text;
+    file.close();
+    if (file) return partial;
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    refuse(path);
+}
+
 }  // namespace
 
 std::string text_of(const BenchReport& report) {
@@ -183,6 +199,11 @@ Json json_of(const BenchReport& report) {
     return document;
 }
 
+void refuse_unwritable(const std::filesystem::path& path) {
+    if (std::filesystem::is_directory(path)) refuse(path);
+    std::filesystem::remove(write_partial(path, ""));
+}
+
 void write_html(const BenchReport& report, const std::filesystem::path& path) {
     const Axes axes(report);
     const std::string html = fmt::format(
@@ -198,16 +219,12 @@ void write_html(const BenchReport& report, const std::filesystem::path& path) {
         "{}'>{}{}{}</svg>\n{}\n",
         escaped(report.machine), kWidth, kHeight, axes.grid(), limit_lines(report, axes),
         points(report, axes), table(report));
-    const std::string partial = path.string() + ".partial-" + std::to_string(getpid());
-    std::ofstream file(partial, std::ios::binary);
-    file << html;
-    file.close();
+    const std::filesystem::path partial = write_partial(path, html);
     std::error_code error;
-    if (file) std::filesystem::rename(partial, path, error);
-    if (!file || error) {
-        std::filesystem::remove(partial, error);
-        throw Error(ErrorKind::machine, path.string() + ": cannot be written");
-    }
+    std::filesystem::rename(partial, path, error);
+    if (!error) return;
+    std::filesystem::remove(partial, error);
+    refuse(path);
 }
 
 }  // namespace moe4::cli

@@ -34,6 +34,8 @@ struct BenchReport {
 
 std::string text_of(const BenchReport&);
 Json json_of(const BenchReport&);
+/// Throws machine where write_html would.
+void refuse_unwritable(const std::filesystem::path& path);
 /// One self-contained page: a roofline plot and the table. Written beside and renamed. Throws machine.
 void write_html(const BenchReport& report, const std::filesystem::path& path);
 

@@ -22,6 +22,12 @@ ActivationScale parse_scale(std::string_view text) {
     return static_cast<ActivationScale>(index);
 }
 
+WeightLayout weight_layout(std::string_view layout) {
+    return layout == "packed"     ? WeightLayout::packed
+           : layout == "in-place" ? WeightLayout::in_place
+                                  : WeightLayout::automatic;
+}
+
 }  // namespace
 
 std::string_view name_of(Precision precision) { return kPrecisionNames[static_cast<int>(precision)]; }
@@ -101,16 +107,20 @@ Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int
     return mode;
 }
 
+Problem problem_of(const MoeConfig& config, const Mode& mode, const EngineOptions& options,
+                   std::int64_t max_tokens) {
+    return {.config = config,
+            .precision = mode.precision,
+            .activation_scale = mode.activation_scale,
+            .max_tokens = max_tokens,
+            .layout = weight_layout(options.layout),
+            .batch_invariant = options.batch_invariant};
+}
+
 std::unique_ptr<Backend> open_backend(const EngineOptions& options) {
     return moe4::open_backend(
         options.backend,
         {.threads = options.threads, .parallel_for = {}, .device = options.device, .kernel = {}});
-}
-
-WeightLayout weight_layout(std::string_view layout) {
-    return layout == "packed"     ? WeightLayout::packed
-           : layout == "in-place" ? WeightLayout::in_place
-                                  : WeightLayout::automatic;
 }
 
 void add_experts_option(CLI::App& command, std::string& experts) {

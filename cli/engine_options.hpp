@@ -38,8 +38,10 @@ struct Mode {
 };
 /// Throws invalid_argument for an activation scale with w4a16.
 Mode choose_mode(const EngineOptions& options, const Checkpoint& checkpoint, int layer);
+/// All of it but slots per token and the experts held.
+Problem problem_of(const MoeConfig& config, const Mode& mode, const EngineOptions& options,
+                   std::int64_t max_tokens);
 std::unique_ptr<Backend> open_backend(const EngineOptions& options);
-WeightLayout weight_layout(std::string_view layout);  // "auto", "packed" or "in-place"
 
 /// --experts FIRST:COUNT
 void add_experts_option(CLI::App& command, std::string& experts);

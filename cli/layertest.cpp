@@ -4,14 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
-#include <thread>
 
 #include "arguments.hpp"
 #include "command.hpp"
 #include "engine_options.hpp"
 #include "layer_input.hpp"
+#include "layertest_report.hpp"
 #include "moe4/error.hpp"
 #include "output.hpp"
 #include "progress.hpp"
@@ -19,21 +18,6 @@
 namespace moe4::cli {
 
 namespace {
-
-/// The comparisons' threads: as many as the engine's. Empty, which leaves it to the library, for an engine
-/// without any.
-ParallelFor on_threads(int num_threads) {
-    if (num_threads == 0) return {};
-    return [num_threads](int count, void (*body)(void*, int), void* context) {
-        std::atomic<int> next = 0;
-        const auto work = [&] {
-            for (int i = next++; i < count; i = next++) body(context, i);
-        };
-        std::vector<std::jthread> others;
-        for (int i = 1; i < std::min(num_threads, count); ++i) others.emplace_back(work);
-        work();
-    };
-}
 
 struct Options {
     std::string folder;
@@ -107,16 +91,7 @@ public:
           backend_(backend),
           progress_(progress) {}
 
-    struct Result {
-        int layer = 0;
-        Mode mode;
-        std::int64_t num_tokens = 0;
-        std::string backend;
-        std::string kernels;
-        LayertestReport report;
-    };
-
-    Result test(int layer_number) const {
+    LayertestResult test(int layer_number) const {
         progress_.begin(fmt::format("preparing layer {}", layer_number));
         const MoeWeights weights =
             of_folder(options_.folder, [&] { return checkpoint_.moe_layer(layer_number); });
@@ -124,8 +99,10 @@ public:
         std::optional<LayerInput> input;
         if (!options_.input.empty()) input.emplace(options_.input, weights.config);
         Tokens tokens = input ? read_tokens(*input, weights.config) : default_tokens(weights);
-        const Plan planned = plan(weights.config, mode, tokens);
-        const auto layer = of_folder(options_.folder, [&] { return backend_.prepare(planned, weights); });
+        Problem problem = problem_of(weights.config, mode, options_.engine, tokens.count);
+        problem.top_k = tokens.top_k;
+        const Plan plan = backend_.plan(problem);
+        const auto layer = of_folder(options_.folder, [&] { return backend_.prepare(plan, weights); });
         route(*layer, input, tokens);
 
         progress_.begin(fmt::format("testing layer {}, step", layer_number));
@@ -138,7 +115,7 @@ public:
                     *layer, weights, reference_of(layer_number),
                     {tokens.hidden.data(), DType::bf16, {tokens.count, weights.config.hidden_size}, {}},
                     tokens.routing(), [this](int done, int total) { progress_.update(done, total); }, {},
-                    on_threads(backend_.num_threads()))};
+                    backend_.num_threads())};
     }
 
 private:
@@ -148,17 +125,6 @@ private:
                 .hidden = default_hidden(weights, options_.num_tokens, options_.seed),
                 .ids = {},
                 .weights = {}};
-    }
-
-    Plan plan(const MoeConfig& config, const Mode& mode, const Tokens& tokens) const {
-        return backend_.plan({.config = config,
-                              .precision = mode.precision,
-                              .activation_scale = mode.activation_scale,
-                              .max_tokens = tokens.count,
-                              .top_k = tokens.top_k,
-                              .experts = {},
-                              .layout = weight_layout(options_.engine.layout),
-                              .batch_invariant = options_.engine.batch_invariant});
     }
 
     static void route(const Layer& layer, const std::optional<LayerInput>& input, Tokens& tokens) {
@@ -192,103 +158,6 @@ private:
     Progress& progress_;
 };
 
-std::string_view cause_name(Cause cause) {
-    constexpr std::string_view kNames[] = {"none", "weights", "activations", "engine"};
-    return kNames[static_cast<int>(cause)];
-}
-
-std::vector<std::string> cells(std::string name, const Distance& distance) {
-    return {std::move(name), fmt::format("{:.6f}", distance.cosine), fmt::format("{:.3g}", distance.rel_l2),
-            fmt::format("{:.3g}", distance.max_abs)};
-}
-
-std::string text_of(const LayerTest::Result& result) {
-    const LayertestReport& report = result.report;
-    Table table({"distance", "cosine", "rel-L2", "max error"});
-    if (report.weights) {
-        table.add_row(cells("weights, dequantised against the reference", report.weights->overall));
-        for (const Projection p : kProjections) {
-            table.add_row(cells(fmt::format("    {}_proj", name_of(p)),
-                                report.weights->by_projection[static_cast<int>(p)]));
-        }
-        for (const MatrixDistance& worst : report.weights->worst) {
-            table.add_row(cells(fmt::format("    expert {} {}_proj", worst.expert, name_of(worst.projection)),
-                                worst.distance));
-        }
-    }
-    if (report.activations) table.add_row(cells("activations, w4a4 against w4a16", *report.activations));
-    if (report.engine) table.add_row(cells("engine, against the oracle", *report.engine));
-
-    std::string text = fmt::format("layer {}: {} on {} ({}), {} tokens\n", result.layer,
-                                   describe(result.mode), result.backend, result.kernels, result.num_tokens);
-    text += table.to_string();
-    if (!report.weights) text += "  weights: not compared, there is no --reference\n";
-    if (!report.activations)
-        text += fmt::format("  activations: not compared, {}\n", report.activations_note);
-    if (!report.engine) text += "  engine: not compared, nothing was computed\n";
-    return text + fmt::format("verdict: {}\n", report.verdict);
-}
-
-Json json_of(const Distance& distance) {
-    return {{"cosine", distance.cosine}, {"rel_l2", distance.rel_l2}, {"max_abs", distance.max_abs}};
-}
-
-Json json_of(const LayertestReport::Weights& weights) {
-    Json document = json_of(weights.overall);
-    for (const Projection p : kProjections) {
-        document["projections"][std::string(name_of(p))] =
-            json_of(weights.by_projection[static_cast<int>(p)]);
-    }
-    document["worst"] = Json::array();
-    for (const MatrixDistance& matrix : weights.worst) {
-        Json entry = {{"expert", matrix.expert}, {"projection", name_of(matrix.projection)}};
-        entry.update(json_of(matrix.distance));
-        document["worst"].push_back(entry);
-    }
-    document["matrices"] = weights.matrices;
-    document["matrices_over_limit"] = weights.matrices_over_limit;
-    return document;
-}
-
-Json json_of(const LayerTest::Result& result) {
-    const LayertestReport& report = result.report;
-    Json document = {{"layer", result.layer},
-                     {"mode", name_of(result.mode.precision)},
-                     {"mode_reason", result.mode.reason}};
-    if (result.mode.precision == Precision::w4a4) {
-        document["activation_scale"] = name_of(result.mode.activation_scale);
-    }
-    document["backend"] = result.backend;
-    document["kernels"] = result.kernels;
-    document["tokens"] = result.num_tokens;
-    document["cause"] = cause_name(report.cause);
-    document["verdict"] = report.verdict;
-    document["weights"] = report.weights ? json_of(*report.weights) : Json();
-    document["activations"] = report.activations ? json_of(*report.activations) : Json();
-    if (!report.activations) document["activations_note"] = report.activations_note;
-    document["engine"] = report.engine ? json_of(*report.engine) : Json();
-    if (report.engine) document["engine"]["limit"] = report.engine_limit;
-    return document;
-}
-
-const LayerTest::Result& first_at_fault(const std::vector<LayerTest::Result>& results) {
-    const auto found = std::find_if(results.begin(), results.end(), [](const LayerTest::Result& result) {
-        return result.report.cause != Cause::none;
-    });
-    return found == results.end() ? results.front() : *found;
-}
-
-/// One layer is the document; of several, `cause` and `verdict` are those of the first at fault.
-Json json_of(const std::vector<LayerTest::Result>& results, const std::optional<Error>& failure) {
-    if (results.size() == 1 && !failure) return json_of(results.front());
-    const LayertestReport& decisive = first_at_fault(results).report;
-    Json document = {
-        {"cause", cause_name(decisive.cause)}, {"verdict", decisive.verdict}, {"layers", Json::array()}};
-    for (const LayerTest::Result& result : results) document["layers"].push_back(json_of(result));
-    if (failure) document.update(error_document(*failure));
-    return document;
-}
-
 /// A layer that cannot be tested ends the command, after the results of those before it.
 int test_layers(const Options& options) {
     Progress progress("opening " + options.folder);
@@ -304,7 +173,7 @@ int test_layers(const Options& options) {
     if (layers.empty())
         throw Error(ErrorKind::unsupported, fmt::format("{} has no MoE layer", options.folder));
 
-    std::vector<LayerTest::Result> results;
+    std::vector<LayertestResult> results;
     std::optional<Error> failure;
     for (std::size_t i = 0; i < layers.size() && !failure; ++i) {
         try {

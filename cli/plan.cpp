@@ -61,13 +61,9 @@ int plan(const Options& options) {
     const MoeConfig config = checkpoint.moe_config(options.layer);
     const Mode mode = choose_mode(options.engine, checkpoint, options.layer);
     const auto backend = open_backend(options.engine);
-    const Plan plan = backend->plan({.config = config,
-                                     .precision = mode.precision,
-                                     .activation_scale = mode.activation_scale,
-                                     .max_tokens = options.num_tokens,
-                                     .experts = parse_experts(options.experts),
-                                     .layout = weight_layout(options.engine.layout),
-                                     .batch_invariant = options.engine.batch_invariant});
+    Problem problem = problem_of(config, mode, options.engine, options.num_tokens);
+    problem.experts = parse_experts(options.experts);
+    const Plan plan = backend->plan(problem);
     if (mode.precision == Precision::w4a4)
         check_input_scales(checkpoint.moe_layer(options.layer), mode.activation_scale);
     progress.end();

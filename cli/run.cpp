@@ -50,7 +50,9 @@ std::size_t layer_bytes(const MoeConfig& config) {
 /// Plans as many tokens at once as fit beside the weights: 32 MB and an eighth of the layer for the workspace
 /// and the rows in flight. Rows do not depend on each other, except with dynamic scales, which see the whole
 /// batch.
-Plan plan_batch(const Backend& backend, Problem problem, bool is_dynamic) {
+Plan plan_batch(const Backend& backend, Problem problem) {
+    const bool is_dynamic =
+        problem.precision == Precision::w4a4 && problem.activation_scale == ActivationScale::dynamic;
     const std::size_t limit = (std::size_t{32} << 20) + layer_bytes(problem.config) / 8;
     const auto row_bytes = static_cast<std::size_t>(problem.config.hidden_size) * (sizeof(float) + 2);
     for (;;) {
@@ -162,17 +164,10 @@ int run(const Options& options) {
     const LayerInput input(options.input, config);
     const Mode mode = choose_mode(options.engine, checkpoint, options.layer);
     const auto backend = open_backend(options.engine);
-    const Problem problem{.config = config,
-                          .precision = mode.precision,
-                          .activation_scale = mode.activation_scale,
-                          .max_tokens = input.num_tokens(),
-                          .top_k = input.has_routing() ? input.top_k() : 0,
-                          .experts = parse_experts(options.experts),
-                          .layout = weight_layout(options.engine.layout),
-                          .batch_invariant = options.engine.batch_invariant};
-    const bool is_dynamic =
-        mode.precision == Precision::w4a4 && mode.activation_scale == ActivationScale::dynamic;
-    const Plan plan = plan_batch(*backend, problem, is_dynamic);
+    Problem problem = problem_of(config, mode, options.engine, input.num_tokens());
+    if (input.has_routing()) problem.top_k = input.top_k();
+    problem.experts = parse_experts(options.experts);
+    const Plan plan = plan_batch(*backend, problem);
     progress.end();
     note(fmt::format("layer {} runs in {}, because {}", options.layer, describe(mode), mode.reason));
     note(fmt::format("kernels on {}: {}", plan.backend, kernel_names(plan)));

@@ -148,8 +148,10 @@ public:
     /// or per_expert, unsupported for a missing input scale and broken_file for an impossible one, in any
     /// expert of the layer.
     virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
-    /// Takes a second or two and, on the CPU, 1 GB of memory for the time. Memory first.
-    virtual std::vector<MachineLimit> measure_limits() const { return {}; }
+    /// "dram_read", GB/s. Takes a second at most and, on the CPU, 1 GB of memory for the time.
+    virtual std::vector<MachineLimit> measure_memory() const { return {}; }
+    /// GOP/s. On a GPU it draws the power cap, and what is measured right behind it is slower.
+    virtual std::vector<MachineLimit> measure_arithmetic() const { return {}; }
     virtual MemorySizes memory() const = 0;
     /// Seconds a run, several samples, of these runs one after the other. On the CPU a sample is a run; on a
     /// GPU it is a replay of the graph of all of them, their inputs there already, divided by their number.

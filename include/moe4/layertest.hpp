@@ -54,14 +54,14 @@ struct LayertestLimits {
 /// hidden [num_tokens, hidden_size] bf16 and routing in host memory, all finite. `layer` was prepared from
 /// `weights`; its expert range is what is tested. reference(expert, projection) gives the unquantised matrix
 /// (BF16, F16 or F32) and what messages call it; an empty function leaves the first distance out.
-/// progress(done, total) is called from one thread at a time; parallel_for runs the comparisons (empty: on as
-/// many threads as the machine has). Throws invalid_argument for inputs or references that do not fit,
-/// broken_file for a reference that is not finite, else what `layer` and `reference` throw.
+/// progress(done, total) is called from one thread at a time; num_threads run the comparisons (0: as many as
+/// the machine has). Throws invalid_argument for inputs or references that do not fit, broken_file for a
+/// reference that is not finite, else what `layer` and `reference` throw.
 LayertestReport layertest(const Layer& layer, const MoeWeights& weights,
                           const std::function<NamedTensor(int expert, Projection)>& reference,
                           TensorView hidden, const Routing& routing,
                           const std::function<void(int, int)>& progress = {}, LayertestLimits = {},
-                          ParallelFor parallel_for = {});
+                          int num_threads = 0);
 
 /// The input when there is none better: [num_tokens, hidden_size] bf16 bits, N(0, 1) of the seed alone, each
 /// row scaled down where its largest value would exceed the calibrated one (2688 times the layer's largest

@@ -2,7 +2,6 @@
 #include "moe4/layertest.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,10 +10,9 @@
 #include <mutex>
 #include <new>
 #include <span>
-#include <system_error>
-#include <thread>
 
 #include "format/bf16.hpp"
+#include "moe/parallel.hpp"
 #include "moe/reference.hpp"
 #include "moe/scales.hpp"
 #include "moe4/error.hpp"
@@ -25,22 +23,6 @@ namespace moe4 {
 
 namespace verdict {
 namespace {
-
-/// Threads started for each call: a call here is seconds of work.
-void run_on_own_threads(int count, void (*body)(void*, int), void* context) {
-    std::atomic<int> next{0};
-    const auto work = [&] {
-        for (int i = next++; i < count; i = next++) body(context, i);
-    };
-    std::vector<std::jthread> others;
-    const int num_threads = std::min(count, static_cast<int>(std::thread::hardware_concurrency()));
-    try {
-        for (int i = 1; i < num_threads; ++i) others.emplace_back(work);
-    } catch (const std::system_error&) {
-        // Those that did start, and this one, do it all.
-    }
-    work();
-}
 
 /// The inputs as the oracle takes them, copied because a view may have any alignment.
 struct Input {
@@ -233,9 +215,10 @@ LayertestReport layertest(const Layer& layer, const MoeWeights& weights,
                           const std::function<NamedTensor(int expert, Projection)>& reference,
                           TensorView hidden, const Routing& routing,
                           const std::function<void(int, int)>& progress, LayertestLimits limits,
-                          ParallelFor parallel_for) {
+                          int num_threads) {
     using namespace verdict;
-    if (!parallel_for) parallel_for = run_on_own_threads;
+    const ParallelFor parallel_for =
+        moe::on_threads(num_threads > 0 ? num_threads : std::numeric_limits<int>::max());
     const Problem& problem = layer.plan().problem;
     const Input input = checked_input(weights.config, hidden, routing);
     const moe::HeldExperts held = moe::held_experts(problem.experts, weights.config.num_experts);

@@ -122,8 +122,11 @@ public:
 
     int num_threads() const override { return workers_->count(); }
 
-    std::vector<MachineLimit> measure_limits() const override {
-        return cpu::measure_limits(*workers_, allowed_.machine);
+    std::vector<MachineLimit> measure_memory() const override {
+        return cpu::measure_memory(*workers_, allowed_.machine);
+    }
+    std::vector<MachineLimit> measure_arithmetic() const override {
+        return cpu::measure_arithmetic(*workers_, allowed_.machine);
     }
 
     MemorySizes memory() const override { return memory_sizes(); }

@@ -83,8 +83,12 @@ MemorySizes memory_sizes() {
     return sizes;
 }
 
-std::vector<MachineLimit> measure_limits(const Workers& workers, IsaSet isa) {
-    std::vector<MachineLimit> limits{{.name = "dram_read", .value = dram_read_gb_per_s(workers, isa)}};
+std::vector<MachineLimit> measure_memory(const Workers& workers, IsaSet isa) {
+    return {{.name = "dram_read", .value = dram_read_gb_per_s(workers, isa)}};
+}
+
+std::vector<MachineLimit> measure_arithmetic(const Workers& workers, IsaSet isa) {
+    std::vector<MachineLimit> limits;
     for (int i = 0; i < kNumInstructionPeaks; ++i) {
         const InstructionPeak& peak = kInstructionPeaks[i];
         if ((peak.needs & ~isa) == 0)

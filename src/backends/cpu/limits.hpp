@@ -8,9 +8,11 @@
 
 namespace moe4::cpu {
 
-/// "dram_read" in GB/s, then the peak of every instruction in kInstructionPeaks that `isa` has, in GOP/s.
-/// Each is the median of several measurements. Throws machine when the memory to read cannot be had.
-std::vector<MachineLimit> measure_limits(const Workers&, IsaSet isa);
+/// Each is the median of several measurements.
+/// "dram_read" [GB/s]. Throws machine when the memory to read cannot be had.
+std::vector<MachineLimit> measure_memory(const Workers&, IsaSet isa);
+/// The peak of every instruction in kInstructionPeaks that `isa` has [GOP/s].
+std::vector<MachineLimit> measure_arithmetic(const Workers&, IsaSet isa);
 
 /// Of this machine, as Linux tells.
 MemorySizes memory_sizes();

@@ -168,9 +168,13 @@ public:
         return std::make_unique<CudaLayer>(std::move(plan), std::move(layer));
     }
 
-    std::vector<MachineLimit> measure_limits() const override {
+    std::vector<MachineLimit> measure_memory() const override {
         const DeviceScope scope(device_);
-        return cuda::measure_limits(properties_.multiProcessorCount);
+        return cuda::measure_memory(properties_.multiProcessorCount);
+    }
+    std::vector<MachineLimit> measure_arithmetic() const override {
+        const DeviceScope scope(device_);
+        return cuda::measure_arithmetic();
     }
 
     MemorySizes memory() const override {

@@ -75,9 +75,13 @@ private:
     void* handle_ = nullptr;
 };
 
-void measure_cublas(std::vector<MachineLimit>& limits) {
+}  // namespace
+
+std::vector<MachineLimit> measure_memory(int num_sms) { return {{"dram_read", read_gb_per_s(num_sms)}}; }
+
+std::vector<MachineLimit> measure_arithmetic() {
     const Cublas cublas;
-    if (!cublas) return;
+    if (!cublas) return {};
     constexpr int kSize = 8192;
     constexpr std::size_t kElements = std::size_t{kSize} * kSize;
     std::vector<std::uint16_t> values(kElements);  // zeros and constants run faster than numbers do
@@ -98,16 +102,8 @@ void measure_cublas(std::vector<MachineLimit>& limits) {
         return 2.0 * kSize * kSize * kSize * count / seconds * 1e-9;
     };
     gop_per_s(3);
-    limits.push_back({"cublas_bf16", gop_per_s(10)});
-    limits.push_back({"cublas_bf16_sustained", gop_per_s(100)});
-}
-
-}  // namespace
-
-std::vector<MachineLimit> measure_limits(int num_sms) {
-    std::vector<MachineLimit> limits{{"dram_read", read_gb_per_s(num_sms)}};
-    measure_cublas(limits);
-    return limits;
+    const double burst = gop_per_s(10);
+    return {{"cublas_bf16", burst}, {"cublas_bf16_sustained", gop_per_s(100)}};
 }
 
 }  // namespace moe4::cuda

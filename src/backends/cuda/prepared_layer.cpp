@@ -1,14 +1,11 @@
 #include "backends/cuda/prepared_layer.hpp"
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "format/bf16.hpp"
+#include "moe/parallel.hpp"
 #include "moe/routers.hpp"
 
 namespace moe4::cuda {
@@ -19,22 +16,7 @@ constexpr std::int64_t kRowPitch = 16;  // tensor maps take strides that are mul
 constexpr std::int64_t kPartAlignment = 256;
 constexpr std::int64_t kChunkScales = kChunk / kNvfp4BlockSize;  // bytes of a row
 static_assert(kChunkScales == Uploader::kPieceBytes);
-
-/// A ParallelFor on a few threads.
-void parallel_for(int count, void (*body)(void*, int), void* context) {
-    std::atomic<int> next{0};
-    const auto work = [&] {
-        for (int i = next++; i < count; i = next++) body(context, i);
-    };
-    const int num_threads =
-        std::min({count, 16, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))});
-    std::vector<std::jthread> threads;
-    try {
-        for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
-    } catch (const std::system_error&) {  // as many as the system gives
-    }
-    work();
-}
+constexpr int kMostThreads = 16;  // that read the weights
 
 void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, UploadPool& uploads) {
     const std::int64_t intermediate = layer.problem.config.intermediate_size;
@@ -48,7 +30,7 @@ void upload_experts(const PreparedLayer& layer, const MoeWeights& weights, Uploa
                               scales, chunk_bytes);
         moe::release(weights, view);
     };
-    uploads.run(parallel_for, layer.num_held(), [&](Uploader& uploader, int i) {
+    uploads.run(moe::on_threads(kMostThreads), layer.num_held(), [&](Uploader& uploader, int i) {
         const int id = layer.held.first + i;
         const ExpertWeights& expert = weights.experts[static_cast<std::size_t>(id)];
         const Nvfp4View* const gate_up[] = {&expert.gate.weight, &expert.up.weight};
@@ -309,7 +291,7 @@ PreparedLayer prepare_layer(const Problem& problem, std::int64_t wgmma_min_rows,
                             int device, UploadPool& uploads) {
     moe::check_weights_fit(problem, weights);
     const std::vector<moe::InputScales> inputs = input_scales(problem, weights);
-    moe::check_weights(weights, problem.experts, parallel_for);
+    moe::check_weights(weights, problem.experts, moe::on_threads(kMostThreads));
 
     PreparedLayer layer = allocate_layer(problem, wgmma_min_rows, device);
     set_scales(layer, scale_values(layer, weights, inputs));
