@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include "backends/cpu_layer.hpp"
 #include "conformance/layer_runner.hpp"
 #include "conformance/random_layer.hpp"
+#include "moe/parallel.hpp"
 #include "moe4/error.hpp"
 
 namespace moe4::cpu {
@@ -131,7 +133,8 @@ TEST_P(CpuLayerBits, AreThoseOfAnyParallelFor) {
         for (int i = 0; i < count; ++i) each.emplace_back(body, context, i);
         for (std::thread& thread : each) thread.join();
     };
-    for (const ParallelFor& parallel_for : {serial, reversed, thread_each}) {
+    const ParallelFor fewer_threads = moe::on_threads(2);
+    for (const ParallelFor& parallel_for : {serial, reversed, thread_each, fewer_threads}) {
         BackendOptions options = threads(5);
         options.parallel_for = parallel_for;
         const auto layer = make_layer(layer_.weights(), problem_, options);
@@ -312,6 +315,53 @@ TEST_P(CpuLayerBits, AreThoseOfPackedKernelsThatMix) {
         scalar.kernel = is_w4a4 ? "scalar_w4a4" : "scalar_w4a16";
         const auto plain = run_layer<float>(*make_layer(layer_.weights(), problem, scalar), zipf);
         EXPECT_EQ(count_differences(forward_output(mixed, zipf), plain), 0U);
+    }
+}
+
+/// As on thousands of rows, whose y would not fit.
+TEST_P(CpuLayerBits, AreThoseOfAnyNumberOfBands) {
+    for (const auto scale : {ActivationScale::layer_max, ActivationScale::dynamic}) {
+        Problem problem = problem_;
+        problem.activation_scale = scale;
+        PreparedLayer layer = prepare_layer(problem, {&scalar_kernel(GetParam())}, layer_.weights(),
+                                            std::make_shared<Workers>(3, ParallelFor{}));
+        const auto one_band = forward_output(layer, input_);
+        layer.layout.y_bytes = static_cast<std::size_t>(kTokens * kTopK * 4 * layer.layout.band_unit);
+        EXPECT_EQ(count_differences(forward_output(layer, input_), one_band), 0U);
+    }
+}
+
+/// The first piece of every block takes as long as if its thread had lost its core.
+template <Precision kPrecision>
+Kernel disturbed_kernel() {
+    static constexpr std::chrono::milliseconds kLong{2};  // others sleep by then
+    Kernel kernel = scalar_kernel(kPrecision);
+    kernel.gate_up = [](const GateUpTask& task) {
+        if (task.first == 0) std::this_thread::sleep_for(kLong);
+        scalar_kernel(kPrecision).gate_up(task);
+    };
+    kernel.down = [](const DownTask& task) {
+        if (task.first == 0) std::this_thread::sleep_for(kLong);
+        scalar_kernel(kPrecision).down(task);
+    };
+    return kernel;
+}
+
+TEST_P(CpuLayerBits, AreThoseOfDisturbedThreads) {
+    const Kernel& plain = scalar_kernel(GetParam());
+    const Kernel disturbed = GetParam() == Precision::w4a4 ? disturbed_kernel<Precision::w4a4>()
+                                                           : disturbed_kernel<Precision::w4a16>();
+    for (const ParallelFor& parallel_for : {ParallelFor{}, moe::on_threads(2)}) {
+        const auto workers = std::make_shared<Workers>(16, parallel_for);
+        for (const auto scale : {ActivationScale::layer_max, ActivationScale::dynamic_token}) {
+            Problem problem = problem_;
+            problem.activation_scale = scale;
+            const auto layer_of = [&](const Kernel& kernel) {
+                return prepare_layer(problem, {&kernel}, layer_.weights(), workers);
+            };
+            const auto expected = forward_output(layer_of(plain), input_);
+            EXPECT_EQ(count_differences(forward_output(layer_of(disturbed), input_), expected), 0U);
+        }
     }
 }
 
