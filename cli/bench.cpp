@@ -225,10 +225,10 @@ void add_bench(CLI::App& app, Action& action) {
     CLI::App* command =
         app.add_subcommand("bench", "time layers of random weights against this machine's limits");
     command->footer(
-        "DRAM read and the peaks of the instructions that the kernels use are measured in the same run, "
-        "after the rows. A row's\n"
-        "limit is the lower of the kernel's arithmetic bound and what DRAM can feed; ratio is how much of it "
-        "was reached.\n"
+        "DRAM read is measured before the rows, the peaks of the instructions that the kernels use after "
+        "them. A row's limit\n"
+        "is the lower of the kernel's arithmetic bound and what DRAM can feed; ratio is how much of it was "
+        "reached.\n"
         "GB/s are of packed weights (4.5 bits each) of the experts hit; layers are rotated over copies, so "
         "that weights\n"
         "come from memory; on a GPU as one graph, their inputs there already. Example:\n"
