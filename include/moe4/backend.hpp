@@ -26,7 +26,8 @@ enum class ActivationScale : std::uint8_t {
 enum class WeightLayout : std::uint8_t {
     automatic,  // packed where a kernel has a layout of its own
     packed,     // rearranged once by prepare(), same size; cuda has no such kernel
-    in_place,   // the checkpoint's bytes: on the CPU borrowed, with MoeWeights::owner; on a GPU a copy
+    in_place,   // the checkpoint's bytes: on the CPU borrowed, with MoeWeights::owner; on a GPU a copy, its
+                // block scales by chunks of 256 k
 };
 
 /// The experts this process holds: [first, first + count). Ids outside contribute exactly 0.
@@ -148,7 +149,8 @@ public:
     /// or per_expert, unsupported for a missing input scale and broken_file for an impossible one, in any
     /// expert of the layer.
     virtual std::unique_ptr<Layer> prepare(Plan, const MoeWeights&) const = 0;
-    /// "dram_read", GB/s. Takes a second at most and, on the CPU, 1 GB of memory for the time.
+    /// "dram_read", GB/s. Takes a second at most and, on the CPU, memory for the time: 1 GB, or eight times
+    /// the last cache. Throws machine.
     virtual std::vector<MachineLimit> measure_memory() const { return {}; }
     /// GOP/s. On a GPU it draws the power cap, and what is measured right behind it is slower.
     virtual std::vector<MachineLimit> measure_arithmetic() const { return {}; }
@@ -164,7 +166,7 @@ public:
 void check_input_scales(const MoeWeights&, ActivationScale);
 
 /// Runs body(context, i) for every i in [0, count), in any order, on any threads, and returns when all are
-/// done.
+/// done. A body may block until others that have begun go on, never for one that has not begun.
 using ParallelFor = std::function<void(int count, void (*body)(void* context, int index), void* context)>;
 
 struct BackendOptions {
